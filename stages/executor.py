@@ -1,0 +1,106 @@
+"""The contract between the worker loop and a model: five verbs of plain synchronous code.
+
+`load` (and warm every shape that will run) · `admit` a request and return its state ·
+`step` a batch of states · `abort` a state · `close`. All state of a request hangs on its
+`State`; nothing is keyed by the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """A request as a stage sees it.
+
+    `params` are the caller's resolved parameters laid over the stage's `default_sampling_params`.
+    `seed` is always set: the caller's, or one drawn by the engine (a retry keeps it).
+    """
+
+    request: int
+    params: Mapping[str, Any]
+    seed: int
+    tensors: Arrays = field(default_factory=dict)
+    public_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk that an upstream stage made. The arrays are read-only views that stay valid until
+    the step that pops the chunk from `State.inputs` has returned: copy what is kept longer."""
+
+    source: str
+    meta: Mapping[str, Any]
+    tensors: Arrays
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step made for one state. `duration` is seconds of media; `final` ends the request here."""
+
+    tensors: Arrays = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    duration: float = 0.0
+    final: bool = False
+
+
+class State:
+    """Base of what an executor keeps per request. Subclass it and add fields.
+
+    The worker appends to `inputs` and sets `input_done` once every upstream stage has sent its
+    final chunk. The executor takes chunks with `inputs.popleft()` inside `step`.
+    """
+
+    def __init__(self, request: StageRequest, *, has_upstream: bool) -> None:
+        self.request = request
+        self.inputs: deque[Chunk] = deque()
+        self.input_done = not has_upstream
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step would make progress now. The worker steps ready states only."""
+        return bool(self.inputs) or self.input_done
+
+    @property
+    def cost(self) -> int:
+        """Work of the next step in the executor's own unit (frames, tokens), for the batch budget
+        `max_num_batched_tokens`."""
+        return 1
+
+
+class Executor(Protocol):
+    """A model in a stage process."""
+
+    def load(self) -> None:
+        """Load weights and run every shape that `step` will use once. Raises `ConfigError`."""
+        ...
+
+    def admit(self, request: StageRequest) -> State:
+        """Make the state of a new request; cheap. Raising fails this request only."""
+        ...
+
+    def step(self, states: Sequence[Any]) -> list[list[StepOutput]]:
+        """Advance every state once and return, aligned with `states`, the chunks each one made.
+
+        Raising makes the worker retry row by row: so a step must not change a state before
+        everything that may raise has run, or must be safe to run again.
+        """
+        ...
+
+    def abort(self, state: Any) -> None:
+        """Release what the state holds outside itself; called at most once, not after `final`."""
+        ...
+
+    def close(self) -> None:
+        """Release the model."""
+        ...
