@@ -22,7 +22,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
-class EdgeConfig(_Config):
+class EdgeConfig(_Config, kw_only=True):
     """One edge of the stage graph.
 
     `window_size` chunks of one request may be unconsumed on the edge (-1: the target starts when
@@ -36,7 +36,7 @@ class EdgeConfig(_Config):
     max_inflight: NonNegative = 0
 
 
-class StageConfig(_Config):
+class StageConfig(_Config, kw_only=True):
     """One stage: what runs, where, how often and how wide."""
 
     stage_id: NonNegative
@@ -58,7 +58,7 @@ class StageConfig(_Config):
     env: dict[str, str] = {}
 
 
-class SpeechConfig(_Config):
+class SpeechConfig(_Config, kw_only=True):
     """What a speech pipeline can do, so that the API process can refuse the rest without torch.
 
     `fields` names the optional fields of `Speech` that the model honours (`speed`, `language`,
@@ -75,7 +75,7 @@ class SpeechConfig(_Config):
     extra_params: dict[str, dict[str, Any]] = {}
 
 
-class PipelineConfig(_Config):
+class PipelineConfig(_Config, kw_only=True):
     """One served model: a graph of stages and what it answers to."""
 
     name: str
@@ -89,7 +89,7 @@ class PipelineConfig(_Config):
     echo: bool = False
 
 
-class ServerConfig(_Config):
+class ServerConfig(_Config, kw_only=True):
     """Limits and time-outs of one server; every field is a CLI flag of `serve`."""
 
     max_queue: NonNegative = 256
@@ -104,7 +104,7 @@ class ServerConfig(_Config):
     single_process: bool = False
 
 
-class Deployment(_Config):
+class Deployment(_Config, kw_only=True):
     """All that one engine serves."""
 
     pipelines: tuple[PipelineConfig, ...]

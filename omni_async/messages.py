@@ -40,7 +40,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 # --- engine → worker -----------------------------------------------------------------
 
 
-class Configure(_Message):
+class Configure(_Message, kw_only=True):
     """The first message to a worker: its resolved stage config, as builtins."""
 
     stage: dict[str, Any]
@@ -49,7 +49,7 @@ class Configure(_Message):
     run_dir: str
 
 
-class Submit(_Message):
+class Submit(_Message, kw_only=True):
     """Open a request at this stage. `due_in` is seconds from now until its next output is due."""
 
     request: int
@@ -61,7 +61,7 @@ class Submit(_Message):
     tensors: Tensors = {}
 
 
-class Input(_Message):
+class Input(_Message, kw_only=True):
     """Chunk number `seq` of the output of stage `source`. `final` marks the last."""
 
     request: int
@@ -73,7 +73,7 @@ class Input(_Message):
     due_in: float = 0.0
 
 
-class Credit(_Message):
+class Credit(_Message, kw_only=True):
     """All consumers are done with output chunks below `upto`; their memory may be reused."""
 
     request: int
@@ -81,13 +81,13 @@ class Credit(_Message):
     due_in: float
 
 
-class Abort(_Message):
+class Abort(_Message, kw_only=True):
     """Forget the request at once; nothing more is to be sent for it."""
 
     request: int
 
 
-class Stop(_Message):
+class Stop(_Message, kw_only=True):
     """Close the executor and leave."""
 
 
@@ -97,19 +97,19 @@ EngineMessage = Configure | Submit | Input | Credit | Abort | Stop
 # --- worker → engine -----------------------------------------------------------------
 
 
-class Hello(_Message):
+class Hello(_Message, kw_only=True):
     """The worker process runs and waits for `Configure`."""
 
     pid: int
 
 
-class Ready(_Message):
+class Ready(_Message, kw_only=True):
     """The model is loaded and warm."""
 
     load_seconds: float
 
 
-class Output(_Message):
+class Output(_Message, kw_only=True):
     """Chunk number `seq` of this stage's output; `duration` is its length in seconds of media."""
 
     request: int
@@ -120,7 +120,7 @@ class Output(_Message):
     final: bool = False
 
 
-class Consumed(_Message):
+class Consumed(_Message, kw_only=True):
     """Input chunks of `source` below `upto` have been used; their memory may be reused."""
 
     request: int
@@ -128,20 +128,20 @@ class Consumed(_Message):
     upto: int
 
 
-class Failed(_Message):
+class Failed(_Message, kw_only=True):
     """This stage fails this request; the worker has forgotten it."""
 
     request: int
     error: ErrorInfo
 
 
-class Fatal(_Message):
+class Fatal(_Message, kw_only=True):
     """The worker cannot go on (for example: its model does not load) and leaves."""
 
     error: ErrorInfo
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, kw_only=True):
     """Sent every second by a thread of its own, also while a step runs."""
 
     replica: str
