@@ -37,7 +37,12 @@ class EdgeConfig(_Config, kw_only=True):
 
 
 class StageConfig(_Config, kw_only=True):
-    """One stage: what runs, where, how often and how wide."""
+    """One stage: what runs, where, how often and how wide.
+
+    `max_num_seqs` requests hold a slot of a replica; `max_batch_size` of them (0: all) and
+    `max_num_batched_tokens` units of work (0: no limit) go into one step. `init_timeout` (None: the
+    server's) is in seconds. `env` is laid over the worker's environment.
+    """
 
     stage_id: NonNegative
     name: str
@@ -52,7 +57,7 @@ class StageConfig(_Config, kw_only=True):
     max_batch_size: NonNegative = 0
     max_num_batched_tokens: NonNegative = 0
     scheduling_policy: SchedulingPolicy = "due"
-    init_timeout: Seconds = 120.0
+    init_timeout: Seconds | None = None
     default_sampling_params: dict[str, Any] = {}
     engine_extras: dict[str, Any] = {}
     env: dict[str, str] = {}

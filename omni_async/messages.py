@@ -44,9 +44,8 @@ class Configure(_Message, kw_only=True):
     """The first message to a worker: its resolved stage config, as builtins."""
 
     stage: dict[str, Any]
-    pipeline: str
-    replica: str
-    run_dir: str
+    arena_bytes: int
+    inline_limit: int
 
 
 class Submit(_Message, kw_only=True):

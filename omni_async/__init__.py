@@ -1,0 +1,75 @@
+"""omni_async serves omni-modality models as pipelines of stages.
+
+The names below are loaded on first use, so that `import omni_async` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_async.client import AsyncOmni, Omni
+    from omni_async.config import Deployment, PipelineConfig, ServerConfig, SpeechConfig, StageConfig
+    from omni_async.echo import Echo
+    from omni_async.errors import (
+        ConfigError,
+        DeadlineExceeded,
+        EngineDead,
+        InvalidRequest,
+        NotFound,
+        OmniError,
+        Overloaded,
+        StageFailed,
+    )
+    from omni_async.outputs import AudioChunk, TextChunk
+    from omni_async.speech import Speech
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "client": ("AsyncOmni", "Omni"),
+    "config": ("Deployment", "PipelineConfig", "ServerConfig", "SpeechConfig", "StageConfig"),
+    "echo": ("Echo",),
+    "errors": (
+        "ConfigError",
+        "DeadlineExceeded",
+        "EngineDead",
+        "InvalidRequest",
+        "NotFound",
+        "OmniError",
+        "Overloaded",
+        "StageFailed",
+    ),
+    "outputs": ("AudioChunk", "TextChunk"),
+    "speech": ("Speech",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncOmni",
+    "AudioChunk",
+    "ConfigError",
+    "DeadlineExceeded",
+    "Deployment",
+    "Echo",
+    "EngineDead",
+    "InvalidRequest",
+    "NotFound",
+    "Omni",
+    "OmniError",
+    "Overloaded",
+    "PipelineConfig",
+    "ServerConfig",
+    "Speech",
+    "SpeechConfig",
+    "StageConfig",
+    "StageFailed",
+    "TextChunk",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -1,0 +1,241 @@
+"""`AsyncOmni`, the embedding interface, and `Omni`, its blocking twin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Generator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from omni_async import deploy
+from omni_async.config import Deployment, PipelineConfig, ServerConfig
+from omni_async.echo import Echo
+from omni_async.engine import Engine, Observer
+from omni_async.errors import EngineDead, InvalidRequest, NotFound
+from omni_async.outputs import AudioChunk, TextChunk
+from omni_async.speech import Speech
+from omni_async.status import Health
+from omni_async.stream import Delivery, ResultStream
+
+log = logging.getLogger(__name__)
+
+Request = Speech | Echo
+Chunk = AudioChunk | TextChunk
+ROUTES = {"speech": "/v1/audio/speech", "echo": "/v1/echo"}
+
+
+class AsyncOmni:
+    """Serves one deployment inside the running event loop.
+
+    `AsyncOmni()` serves the built-in demo pipelines; `model` is a built-in name, a Hugging Face id or
+    a local folder; `deploy_config` a deploy YAML. Use it as an async context manager, or call
+    `start()` and `close()`.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment | None = None,
+        *,
+        model: str | None = None,
+        deploy_config: str | Path | None = None,
+        stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        server: ServerConfig | None = None,
+    ) -> None:
+        self.deployment = deployment or deploy.load(
+            model=model, deploy_config=deploy_config, stage_overrides=stage_overrides, server=server
+        )
+        self.started = False
+        self._engine: Engine | None = None
+        self._observers: list[Observer] = []
+
+    @property
+    def pipelines(self) -> tuple[PipelineConfig, ...]:
+        """What is served."""
+        return self.deployment.pipelines
+
+    async def start(self) -> None:
+        """Start the stages; returns when all are ready. Raises `ConfigError` or `EngineDead`."""
+        engine = Engine(self.deployment)
+        engine.observers = self._observers
+        await engine.start()
+        self._engine = engine
+        self.started = True
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Stop: new requests are refused, those in flight get `drain` seconds."""
+        engine, self.started = self._engine, False
+        if engine is not None:
+            await engine.close(drain)
+            self._engine = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def add_observer(self, observer: Observer) -> None:
+        """Call `observer` with the record of every request that ends."""
+        self._observers.append(observer)
+
+    def health(self) -> Health:
+        """The state of every stage."""
+        if self._engine is None:
+            return Health(ready=False, draining=False, stages=())
+        return self._engine.health()
+
+    def pipeline_for(self, kind: str, model: str | None) -> PipelineConfig:
+        """The pipeline that answers requests of `kind` under the name `model` (None: the first).
+
+        Raises `NotFound` for an unknown model, `InvalidRequest` naming the route when the model is of
+        another kind.
+        """
+        if model is None:
+            for pipeline in self.pipelines:
+                if kind in kinds_of(pipeline):
+                    return pipeline
+            raise NotFound(f"No model for {kind} is loaded.", param="model", code="model_not_found")
+        for pipeline in self.pipelines:
+            if model == pipeline.name or model in pipeline.aliases:
+                return _of_kind(pipeline, kind, model)
+        known = ", ".join(name for p in self.pipelines for name in (p.name, *p.aliases))
+        raise NotFound(f"Unknown model {model!r}. Known: {known}.", param="model", code="model_not_found")
+
+    async def generate(
+        self, request: Request, *, request_id: str | None = None, timeout: float | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Run a request and yield what it makes, as it is made.
+
+        Raises `InvalidRequest` before any stage is asked, `Overloaded` when the queue is full,
+        `StageFailed`, `DeadlineExceeded` (after `timeout` seconds; the server's by default) or
+        `EngineDead`. Leaving the loop cancels the request.
+        """
+        if self._engine is None:
+            raise EngineDead("AsyncOmni is not started.")
+        kind = "speech" if isinstance(request, Speech) else "echo"
+        pipeline = self.pipeline_for(kind, request.model)
+        stream = self._engine.submit(
+            pipeline.name,
+            resolve(request, pipeline),
+            request_id=request_id or uuid.uuid4().hex,
+            seed=request.seed if isinstance(request, Speech) else None,
+            gapless=request.gapless if isinstance(request, Speech) else True,
+            timeout=timeout,
+        )
+        engine = self._engine
+        try:
+            async for delivery in stream:
+                yield to_chunk(delivery, stream, pipeline)
+        finally:
+            engine.cancel(stream.key)
+
+
+def kinds_of(pipeline: PipelineConfig) -> list[str]:
+    """The kinds of request that the pipeline answers."""
+    return [kind for kind, has in (("speech", pipeline.speech is not None), ("echo", pipeline.echo)) if has]
+
+
+def _of_kind(pipeline: PipelineConfig, kind: str, model: str) -> PipelineConfig:
+    kinds = kinds_of(pipeline)
+    if kind in kinds:
+        return pipeline
+    routes = " or ".join(ROUTES[k] for k in kinds)
+    raise InvalidRequest(f"Model {model!r} does not do {kind}; use {routes}.", param="model")
+
+
+def resolve(request: Request, pipeline: PipelineConfig) -> dict[str, Any]:
+    """The stages' parameters. Raises `InvalidRequest`."""
+    if isinstance(request, Echo):
+        return request.resolve()
+    assert pipeline.speech is not None
+    return request.resolve(pipeline.speech)
+
+
+def to_chunk(delivery: Delivery, stream: ResultStream, pipeline: PipelineConfig) -> Chunk:
+    """What the caller sees of a delivery."""
+    if pipeline.speech is not None:
+        return AudioChunk(stream.request_id, delivery.arrays["pcm"], pipeline.speech.sample_rate)
+    return TextChunk(stream.request_id, delivery.meta["text"])
+
+
+class Omni:
+    """`AsyncOmni` for scripts: the same verbs, blocking. Its event loop runs in a thread of its own."""
+
+    def __init__(
+        self,
+        deployment: Deployment | None = None,
+        *,
+        model: str | None = None,
+        deploy_config: str | Path | None = None,
+        stage_overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        server: ServerConfig | None = None,
+    ) -> None:
+        self._omni = AsyncOmni(
+            deployment,
+            model=model,
+            deploy_config=deploy_config,
+            stage_overrides=stage_overrides,
+            server=server,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
+
+    @property
+    def pipelines(self) -> tuple[PipelineConfig, ...]:
+        """What is served."""
+        return self._omni.pipelines
+
+    def start(self) -> None:
+        """Start the stages; returns when all are ready. Raises `ConfigError` or `EngineDead`."""
+        self._thread.start()
+        try:
+            self._call(self._omni.start())
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def close(self, drain: float = 0.0) -> None:
+        """Stop everything."""
+        if self._thread.is_alive():
+            self._call(self._omni.close(drain))
+            self._stop_loop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def health(self) -> Health:
+        """The state of every stage."""
+        return self._omni.health()
+
+    def generate(self, request: Request, *, timeout: float | None = None) -> Generator[Chunk, None, None]:
+        """Run a request and yield what it makes, as it is made; errors as `AsyncOmni.generate`."""
+        chunks = self._omni.generate(request, timeout=timeout)
+        try:
+            while (chunk := self._call(anext(chunks, None))) is not None:
+                yield chunk
+        finally:
+            self._call(chunks.aclose())
+
+    def _call(self, awaitable: Any) -> Any:
+        async def run() -> Any:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
