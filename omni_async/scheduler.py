@@ -7,12 +7,12 @@ process: the engine is the shell round it.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_async.config import ServerConfig
+from omni_async.deadlines import Deadlines
 from omni_async.errors import DeadlineExceeded, OmniError, Overloaded, StageFailed
 from omni_async.events import (
     Action,
@@ -58,7 +58,7 @@ class Scheduler:
         self.late_messages = 0
         self.recent: deque[Event] = deque(maxlen=50)
         self._pool_of_replica = {r: pool for pool in self.pools.values() for r in pool.replicas}
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines(self.requests)
         self._throughput = {name: Throughput() for name in self.plans}
         self._wires = 0
         self._actions: list[Action] = []
@@ -88,7 +88,7 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When the next `Tick` is wanted."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next
 
     # --- admission ---------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Scheduler:
             self._actions.append(End(submit.key, error, request.record("refused", now)))
             return
         self.requests[submit.key] = request
-        heapq.heappush(self._deadlines, (submit.deadline, submit.key))
+        self._deadlines.add(submit.key, submit.deadline)
         self._open(request, now)
 
     def _refusal(self, request: Request) -> OmniError | None:
@@ -275,7 +275,6 @@ class Scheduler:
         if reason == "stop":
             self._throughput[request.submit.pipeline].add(now)
         self._actions.append(End(request.submit.key, error, request.record(reason, now)))
-        self._trim_deadlines()
 
     def _abandon(self, request: Request, now: float, *, kept: bool = False, dead: str = "") -> None:
         """Take the attempt out of every stage. `kept`: it ended well, so that only a stage that
@@ -297,21 +296,11 @@ class Scheduler:
             self._pump(pool, now)
 
     def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, key = heapq.heappop(self._deadlines)
-            request = self.requests.get(key)
-            if request is not None:
-                seconds = now - request.submitted_at
-                error = DeadlineExceeded(f"The request's deadline passed after {seconds:.1f} s.")
-                self._end(request, error, "deadline", now)
-
-    def _trim_deadlines(self) -> None:
-        while self._deadlines and self._deadlines[0][1] not in self.requests:
-            heapq.heappop(self._deadlines)
-        # A long deadline at the top would keep those of ended requests behind it for ever.
-        if len(self._deadlines) > 2 * len(self.requests) + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.requests]
-            heapq.heapify(self._deadlines)
+        for key in self._deadlines.expired(now):
+            request = self.requests[key]
+            seconds = now - request.submitted_at
+            error = DeadlineExceeded(f"The request's deadline passed after {seconds:.1f} s.")
+            self._end(request, error, "deadline", now)
 
     # --- workers -----------------------------------------------------------------------
 

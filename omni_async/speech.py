@@ -83,7 +83,8 @@ def resolve_voice(voice: str | None, pipeline: SpeechConfig) -> str:
     found = names.get(wanted) or aliases.get(wanted)
     if found is None:
         known = ", ".join([*pipeline.voices, *pipeline.voice_aliases])
-        raise InvalidRequest(f"Unknown voice {voice!r}. Known voices: {known}.", param="voice", code="unknown_voice")
+        message = f"Unknown voice {voice!r}. Known voices: {known}."
+        raise InvalidRequest(message, param="voice", code="unknown_voice")
     return found
 
 

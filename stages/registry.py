@@ -11,7 +11,7 @@ from omni_async.stages.executor import Executor
 
 
 def create_executor(config: StageConfig) -> Executor:
-    """`stages/models/<model_arch>/<kind>.py` if it exists, else `stages/kinds/<kind>.py`; its `create(config)`.
+    """`create(config)` of `stages/models/<model_arch>/<kind>.py`, else of `stages/kinds/<kind>.py`.
 
     Raises `ConfigError` when neither exists.
     """

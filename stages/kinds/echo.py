@@ -1,4 +1,4 @@
-"""The `echo` kind: the request's text comes back, one chunk a step. For tests and for measuring the engine."""
+"""The `echo` kind: text comes back, one chunk a step. For tests and for measuring the engine."""
 
 from __future__ import annotations
 
