@@ -26,14 +26,11 @@ OPTIONAL_FIELDS = (
 )
 
 
-class Speech(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Text to be spoken. Fields that are None or absent take the pipeline's default.
+class SpeechOptions(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """How a text is to be spoken. Fields that are None or absent take the pipeline's default."""
 
-    `gapless` says that a listener plays the answer while it is made; False (a whole file) yields to
-    listeners under load.
-    """
-
-    input: str
     model: str | None = None
     voice: str | None = None
     speed: Annotated[float, Meta(ge=0.25, le=4.0)] | None = None
@@ -48,6 +45,16 @@ class Speech(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
     initial_codec_chunk_frames: Annotated[int, Meta(ge=1)] | None = None
     extra_params: dict[str, Any] | None = None
+
+
+class Speech(SpeechOptions, kw_only=True, frozen=True):
+    """Text to be spoken.
+
+    `gapless` says that a listener plays the answer while it is made; False (a whole file) yields to
+    listeners under load.
+    """
+
+    input: str
     gapless: bool = True
 
     def resolve(self, pipeline: SpeechConfig) -> dict[str, Any]:
