@@ -1,0 +1,76 @@
+"""`create_app(omni)`: the ASGI application over one engine client."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from omni_async.api.client import OmniClient
+from omni_async.api.config import ApiConfig
+from omni_async.api.echo import EchoEndpoint
+from omni_async.api.gateway import Gateway
+from omni_async.api.life import AppLife
+from omni_async.api.media_pool import MediaPool
+from omni_async.api.openapi import OpenApiEndpoint
+from omni_async.api.ops import AliveEndpoint, MetricsEndpoint, ModelsEndpoint, ReadyEndpoint, VersionEndpoint
+from omni_async.api.speech import SpeechEndpoint
+from omni_async.api.speech_batch import BatchEndpoint
+from omni_async.api.speech_job import SpeechService
+from omni_async.api.speech_socket import SpeechSocket
+from omni_async.api.voices import VoiceEndpoint, VoicesEndpoint
+
+
+def create_app(omni: OmniClient, config: ApiConfig | None = None) -> Starlette:
+    """An application for `uvicorn module:app`, or to be mounted into another one.
+
+    Its lifespan starts `omni` unless that is started already, and closes what it started. An app that
+    mounts this one runs no lifespan for it: there the first request starts `omni`, so a host had better
+    run `async with omni:` in its own lifespan.
+    """
+    config = config or ApiConfig()
+    life = AppLife(omni, MediaPool(config.media_threads))
+    if any(pipeline.speech for pipeline in omni.pipelines):
+        life.media.warm()
+    app = Starlette(
+        routes=_routes(omni, config, life.media),
+        middleware=[Middleware(Gateway, config=config, before=life.ensure_started)],
+        exception_handlers={HTTPException: _leave_to_gateway},
+        lifespan=life.run,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(omni: OmniClient, config: ApiConfig, media: MediaPool) -> list[BaseRoute]:
+    service = SpeechService(omni, config, media)
+    routes: list[BaseRoute] = [
+        Route("/v1/audio/speech", SpeechEndpoint(service), methods=["POST"]),
+        Route("/v1/audio/speech/batch", BatchEndpoint(service), methods=["POST"]),
+        WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(service)),
+        Route("/v1/audio/voices", VoicesEndpoint(omni, config), methods=["GET", "POST"]),
+        Route("/v1/audio/voices/{name}", VoiceEndpoint(omni), methods=["DELETE"]),
+    ]
+    if any(pipeline.echo for pipeline in omni.pipelines):
+        routes.insert(0, Route("/v1/echo", EchoEndpoint(omni, config), methods=["POST"]))
+    return [*routes, *_ops_routes(omni)]
+
+
+def _ops_routes(omni: OmniClient) -> list[BaseRoute]:
+    has_echo = any(pipeline.echo for pipeline in omni.pipelines)
+    endpoints = {
+        "/health": AliveEndpoint(),
+        "/health/ready": ReadyEndpoint(omni),
+        "/v1/models": ModelsEndpoint(omni),
+        "/metrics": MetricsEndpoint(omni),
+        "/version": VersionEndpoint(),
+        "/openapi.json": OpenApiEndpoint(has_echo=has_echo),
+    }
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
+
+
+async def _leave_to_gateway(request: Request, error: Exception) -> Response:
+    raise error

@@ -1,0 +1,33 @@
+"""Limits and keys of the HTTP and WebSocket interface; every field is a CLI flag of `serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the edge allows. Sizes are in bytes, lengths in characters, times in seconds.
+
+    With `api_keys` empty every caller is served. `ws_read_ahead` sentences of a session are under way at
+    once (the one that is sent and those after it); `ws_frame_window` chunks of each may wait to be sent,
+    so that a slow reader holds a bounded amount of audio.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    max_input_chars: Count = 100_000
+    max_batch_items: Count = 32
+    max_body_bytes: Count = 16 * 1024 * 1024
+    media_threads: Count = 2
+    retry_after: Seconds = 1.0
+    ws_config_timeout: Seconds = 10.0
+    ws_idle_timeout: Seconds = 30.0
+    ws_max_message_bytes: Count = 128 * 1024
+    ws_max_segment_chars: Count = 400
+    ws_read_ahead: Count = 2
+    ws_frame_window: Count = 8
