@@ -49,6 +49,10 @@ class Server:
         """Its child processes."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def open_files(self) -> int:
+        """File descriptors of the server and its workers."""
+        return sum(p.num_fds() for p in [psutil.Process(self.process.pid), *self.workers()])
+
     def stop(self, seconds: float = 20.0) -> int:
         """SIGTERM, and the exit status."""
         if self.process.poll() is None:
