@@ -94,12 +94,12 @@ class _AsyncEnd(Generic[In, Out]):
         self._codec = codec
         self._out = out
         self._inbox = inbox
-        self._closed = False
+        self._closed = self._scheduled = False
         self._on_message: Callable[[In, Sequence[memoryview]], None] | None = None
 
     def start(self, on_message: Callable[[In, Sequence[memoryview]], None]) -> None:
         self._on_message = on_message
-        self._loop.call_soon(self._deliver)
+        self.wake()
 
     def send(self, message: Out, frames: Sequence[Buffer] = ()) -> None:
         self._out.put(_copied(self._codec.encode(message, frames)), wait=False)
@@ -111,12 +111,19 @@ class _AsyncEnd(Generic[In, Out]):
 
     def wake(self) -> None:
         """Deliver soon; called by the other thread after each message."""
+        # One turn for many messages: a turn each would add up to more than a burst.
+        if self._scheduled:
+            return
+        self._scheduled = True
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError as error:
+            self._scheduled = False
             raise ChannelClosed("the event loop is closed") from error
 
     def _deliver(self) -> None:
+        # Before the queue is looked at, so that a message put from now on schedules a turn of its own.
+        self._scheduled = False
         if self._on_message is None:
             return
         try:
@@ -127,7 +134,7 @@ class _AsyncEnd(Generic[In, Out]):
         finally:
             # Also after an exception of the callback: the messages behind it must not wait.
             if self._inbox and not self._closed:
-                self._loop.call_soon(self._deliver)
+                self.wake()
 
 
 class _SyncEnd(Generic[In, Out]):

@@ -22,8 +22,11 @@ HIGH_WATER = 1024
 """Messages a queue holds. A replica of 64 slots with a window of 8 chunks has at most 64 × (8 inputs +
 submit, abort and a credit) ≈ 700 messages under way, so that only a peer that does not read gets here."""
 
-HEARTBEAT_HIGH_WATER = 64
+MONITOR_HIGH_WATER = 64
 """A second of heartbeats from 64 workers; older ones are worth nothing."""
+
+HEARTBEAT_HIGH_WATER = 2
+"""The heartbeat that is leaving, whose place ZeroMQ gives back up to a millisecond late, and the next."""
 
 BURST = 32
 """Messages taken per turn of the event loop: about 0.2 ms, less than a loop's other callbacks notice."""
@@ -138,7 +141,7 @@ class MonitorReceiver:
 
     def __init__(self, address: str) -> None:
         self._codec = heartbeat_codec()
-        self._socket = _socket(_context(), zmq.PULL, HEARTBEAT_HIGH_WATER)
+        self._socket = _socket(_context(), zmq.PULL, MONITOR_HIGH_WATER)
         self.address = _bind(self._socket, address)
         self._pump: SocketPump | None = None
         self._on_heartbeat: Callable[[Heartbeat], None] = _unstarted
@@ -167,7 +170,7 @@ class MonitorSender:
     def __init__(self, address: str) -> None:
         self._codec = heartbeat_codec()
         # Not the channel's context, whose end would wait for this socket.
-        self._socket = _socket(_context(), zmq.PUSH, 1)
+        self._socket = _socket(_context(), zmq.PUSH, HEARTBEAT_HIGH_WATER)
         self._socket.connect(address)
 
     def send(self, beat: Heartbeat) -> bool:
