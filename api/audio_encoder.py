@@ -4,6 +4,10 @@ This module loads numpy, soxr and PyAV; `media_pool.py` imports it when a server
 Encoders are used by one thread at a time and hold all their state.
 """
 
+# PyAV's and soxr's own types are partial.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import io
@@ -34,6 +38,10 @@ class AudioEncoder(Protocol):
 
     def finish(self) -> bytes:
         """The rest, container closed."""
+        ...
+
+    def close(self) -> None:
+        """Free what an unfinished encoder holds. Nothing may follow; safe to call again."""
         ...
 
 
@@ -69,6 +77,9 @@ class PcmEncoder:
         """Nothing."""
         return b""
 
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 class WavEncoder:
     """RIFF/WAVE, 16 bit mono. While streaming, the sizes in the header are `UNKNOWN_SIZE`."""
@@ -100,6 +111,10 @@ class WavEncoder:
         data = b"".join(self._parts)
         return wav_header(self._rate, len(data)) + data
 
+    def close(self) -> None:
+        """Forget the samples."""
+        self._parts.clear()
+
 
 def wav_header(rate: int, size: int) -> bytes:
     """The 44 bytes before `size` bytes of 16-bit mono samples."""
@@ -125,6 +140,10 @@ class Resampled:
         tail = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
         return self._encoder.push(tail) + self._encoder.finish()
 
+    def close(self) -> None:
+        """Free the encoder."""
+        self._encoder.close()
+
 
 class _Codec:
     """How PyAV writes one format. Bit rates are in bit/s; 0 leaves it to the codec."""
@@ -149,17 +168,21 @@ _CODECS = {
     "opus": _Codec("ogg", "libopus", "flt", 8, 64_000),
     "flac": _Codec("flac", "flac", "s16", 0, 0),
 }
-# LAME's delay (576) and a decoder's (529): where in the decoded signal the first sample lies.
-_MP3_DELAY = 1105
-_CONTAINER_OPTIONS = {"flush_packets": "1", "page_duration": "20000"}
+# How far LAME's output and a decoder's lag; in a whole decoded signal the first sample lies at their sum.
+_LAME_DELAY = 576
+_MP3_DECODER_DELAY = 529
+# From the word "Xing" to the encoder delay: flags, frames, bytes, 100 bytes of contents, quality, version.
+_XING_TO_DELAY = 141
+_FLUSH = {"flush_packets": "1"}
+_CONTAINER_OPTIONS = {"ogg": {**_FLUSH, "page_duration": "20000"}}
 
 
 class ContainerEncoder:
     """mp3, AAC in ADTS, Opus in Ogg, or FLAC, by PyAV.
 
-    Decoded durations: flac and opus exact. mp3 exact as a file (its Info tag has delay and padding);
-    streamed, the tag has the delay and the end is padded by less than one codec frame. ADTS has no
-    place for either: decoders play one frame (1024 samples) of priming, and padding to a whole frame.
+    Decoded durations: flac and opus exact. mp3 exact as a file of a frame or more (its tag has delay and
+    padding); streamed, the tag has the delay, and the end is padded by less than one codec frame. ADTS has
+    no place for either: decoders play a frame (1024 samples) of priming, and padding to a whole frame.
     """
 
     def __init__(self, plan: MediaPlan, *, streaming: bool) -> None:
@@ -169,6 +192,7 @@ class ContainerEncoder:
         self._output: tuple[OutputContainer, AudioStream] | None = None
         self._samples = 0
         self._packets = 0
+        self._tagged = False
 
     def push(self, pcm: Float) -> bytes:
         """The bytes that the codec lets go of; empty for a whole file."""
@@ -186,13 +210,22 @@ class ContainerEncoder:
             if not self._is_padding(stream):
                 self._mux(container, packet)
         container.close()
-        return self._sink.getvalue() if isinstance(self._sink, io.BytesIO) else self._sink.take()
+        self._output = None
+        return self._sink.getvalue() if isinstance(self._sink, io.BytesIO) else self._take()
+
+    def close(self) -> None:
+        """Close the container; PyAV's objects refer to each other, and would wait for the collector."""
+        if self._output is not None:
+            self._output[0].close()
+            self._output = None
 
     def _open(self) -> tuple[OutputContainer, AudioStream]:
         if self._output is None:
             codec, rate = self._codec, self._plan.rate
-            container = av.open(self._sink, "w", format=codec.container, options=_CONTAINER_OPTIONS)
+            options = _CONTAINER_OPTIONS.get(codec.container, _FLUSH)
+            container = av.open(self._sink, "w", format=codec.container, options=options)
             stream = container.add_stream(codec.codec, rate=rate, layout="mono", format=codec.sample_format)
+            assert isinstance(stream, AudioStream)
             stream.time_base = Fraction(1, rate)
             if bit_rate := codec.bit_rate(rate):
                 stream.bit_rate = bit_rate
@@ -208,19 +241,37 @@ class ContainerEncoder:
         self._samples += len(pcm)
         return frame
 
-    def _mux(self, container: OutputContainer, packet: Packet) -> None:
+    def _mux(self, container: OutputContainer, packet: Packet[AudioStream]) -> None:
         container.mux(packet)
         self._packets += 1
 
     def _is_padding(self, stream: AudioStream) -> bool:
-        # A streamed mp3 cannot say how much of its end is padding, so whole frames of it are left out.
-        if self._plan.format != "mp3" or isinstance(self._sink, io.BytesIO):
+        # A decoder trims within the last frame only, so frames of nothing but padding are left out.
+        if self._plan.format != "mp3":
             return False
         frame_size = stream.codec_context.frame_size
-        return self._packets * frame_size >= self._samples + _MP3_DELAY
+        return self._packets * frame_size >= self._samples + _LAME_DELAY + _MP3_DECODER_DELAY
 
     def _take(self) -> bytes:
-        return b"" if isinstance(self._sink, io.BytesIO) else self._sink.take()
+        if isinstance(self._sink, io.BytesIO):
+            return b""
+        data = self._sink.take()
+        if self._tagged or not data or self._plan.format != "mp3":
+            return data
+        self._tagged = True
+        return with_encoder_delay(data)
+
+
+def with_encoder_delay(head: bytes) -> bytes:
+    """The head of an mp3 stream, its tag saying how far LAME's output lags.
+
+    The muxer writes the tag first and the delay into it last, when a stream has been sent long since.
+    """
+    at = head.find(b"Xing")
+    if at < 0:
+        return head
+    at += _XING_TO_DELAY
+    return head[:at] + (_LAME_DELAY << 12).to_bytes(3, "big") + head[at + 3 :]
 
 
 class _Stream(io.RawIOBase):

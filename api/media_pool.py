@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 
     from omni_async.api.audio_encoder import AudioEncoder, Float
     from omni_async.api.media_plan import MediaPlan
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # Converting a second of samples to 16 bit takes 50 µs, less than a change of threads and back.
@@ -40,9 +44,18 @@ class MediaPool:
         """The result of `work`, run in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def start(self, work: Callable[[], None]) -> None:
+        """Have `work` run in a thread, without waiting for it."""
+        self._threads.submit(work).add_done_callback(_log_failure)
+
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.error("closing an encoder failed", exc_info=error)
 
 
 class Encoding:
@@ -52,6 +65,7 @@ class Encoding:
         self._pool = pool
         self._encoder = encoder
         self._cheap = cheap
+        self._lock = threading.Lock()
         self.samples = 0
 
     async def push(self, pcm: Float) -> bytes:
@@ -59,10 +73,22 @@ class Encoding:
         self.samples += len(pcm)
         if self._cheap and len(pcm) <= _CHEAP_SAMPLES:
             return self._encoder.push(pcm)
-        return await self._pool.run(lambda: self._encoder.push(pcm))
+        return await self._pool.run(self._locked(lambda: self._encoder.push(pcm)))
 
     async def finish(self) -> bytes:
         """The rest, container closed."""
         if self._cheap and self.samples <= _CHEAP_SAMPLES:
             return self._encoder.finish()
-        return await self._pool.run(self._encoder.finish)
+        return await self._pool.run(self._locked(self._encoder.finish))
+
+    def close(self) -> None:
+        """Free what an encoding that is broken off holds; a call that is under way ends first."""
+        self._pool.start(self._locked(self._encoder.close))
+
+    def _locked(self, work: Callable[[], T]) -> Callable[[], T]:
+        # A cancelled request may still have a call under way in one thread when `close` runs in another.
+        def run() -> T:
+            with self._lock:
+                return work()
+
+        return run

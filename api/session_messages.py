@@ -23,25 +23,25 @@ class SessionConfig(SpeechFields, frozen=True, kw_only=True, tag_field="type", t
     split_granularity: Granularity | None = None
 
 
-class InputText(_Message, kw_only=True, tag="input.text"):
+class InputText(_Message, frozen=True, kw_only=True, tag="input.text"):
     """A piece of text, cut anywhere."""
 
     text: str
 
 
-class InputFlush(_Message, kw_only=True, tag="input.flush"):
+class InputFlush(_Message, frozen=True, kw_only=True, tag="input.flush"):
     """The utterance is complete: speak what is held back, keep the session."""
 
 
-class InputCancel(_Message, kw_only=True, tag="input.cancel"):
+class InputCancel(_Message, frozen=True, kw_only=True, tag="input.cancel"):
     """Stop speaking at once and forget the text that is not spoken yet, keep the session."""
 
 
-class InputDone(_Message, kw_only=True, tag="input.done"):
+class InputDone(_Message, frozen=True, kw_only=True, tag="input.done"):
     """No more text will come; the session ends when all is spoken."""
 
 
-class Ping(_Message, kw_only=True, tag="ping"):
+class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
     """Answered by `pong` at once, also while speaking."""
 
 
@@ -51,7 +51,7 @@ ClientMessage = SessionConfig | InputText | InputFlush | InputCancel | InputDone
 # --- server → client ------------------------------------------------------------------
 
 
-class SessionCreated(_Message, kw_only=True, tag="session.created"):
+class SessionCreated(_Message, frozen=True, kw_only=True, tag="session.created"):
     """The configuration is accepted; `sample_rate` is in Hz, of the audio that will be sent."""
 
     session_id: str
@@ -59,7 +59,7 @@ class SessionCreated(_Message, kw_only=True, tag="session.created"):
     format: str
 
 
-class AudioStart(_Message, kw_only=True, tag="audio.start"):
+class AudioStart(_Message, frozen=True, kw_only=True, tag="audio.start"):
     """The binary frames up to the next `audio.done` are this sentence."""
 
     sentence_index: int
@@ -68,7 +68,7 @@ class AudioStart(_Message, kw_only=True, tag="audio.start"):
     sample_rate: int
 
 
-class AudioDone(_Message, kw_only=True, tag="audio.done"):
+class AudioDone(_Message, frozen=True, kw_only=True, tag="audio.done"):
     """The end of a sentence; `error` says why it ends early, else null."""
 
     sentence_index: int
@@ -76,17 +76,17 @@ class AudioDone(_Message, kw_only=True, tag="audio.done"):
     error: str | None = None
 
 
-class SessionDone(_Message, kw_only=True, tag="session.done"):
+class SessionDone(_Message, frozen=True, kw_only=True, tag="session.done"):
     """All is spoken; the server closes with 1000."""
 
     total_sentences: int
 
 
-class Pong(_Message, kw_only=True, tag="pong"):
+class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
     """The answer to `ping`."""
 
 
-class ErrorEvent(_Message, kw_only=True, tag="error"):
+class ErrorEvent(_Message, frozen=True, kw_only=True, tag="error"):
     """What was wrong with a message, or with the session. The session goes on unless it is closed."""
 
     message: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64encode
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -93,9 +93,9 @@ def _given(body: BatchBody) -> dict[str, Any]:
 
 
 def _item_of(raw: Any, defaults: dict[str, Any]) -> BatchItem:
-    given: dict[str, Any] = raw if isinstance(raw, dict) else {}
-    if given is not raw:
-        raise InvalidRequest("Expected an object.", code="invalid_value")
+    if not isinstance(raw, dict):
+        raise InvalidRequest("An item must be an object.", code="invalid_value")
+    given = cast("dict[str, Any]", raw)
     own = {name: value for name, value in given.items() if value is not None}
     try:
         return msgspec.convert({**defaults, **own}, BatchItem)

@@ -10,10 +10,10 @@ import msgspec
 from omni_async.api.client import OmniClient
 from omni_async.api.config import ApiConfig
 from omni_async.api.media_plan import MediaPlan, plan_media
-from omni_async.api.media_pool import MediaPool
+from omni_async.api.media_pool import Encoding, MediaPool
 from omni_async.api.speech_fields import SpeechFields, speech_of
 from omni_async.errors import InvalidRequest, StageFailed
-from omni_async.outputs import AudioChunk
+from omni_async.outputs import AudioChunk, TextChunk
 from omni_async.speech import Speech
 
 
@@ -88,17 +88,23 @@ class SpeechRun:
         """Non-empty pieces of the file; closing the generator cancels the request."""
         encoding = self._service.media.encoding(self._job.plan, streaming=self._streaming)
         chunks = self._service.omni.generate(self._job.speech, request_id=self._request_id)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                assert isinstance(chunk, AudioChunk)
-                data = await encoding.push(chunk.pcm)
-                self.samples = encoding.samples
-                if data:
-                    yield data
-        if not self.samples:
-            raise StageFailed("The model made no audio for this text.")
-        if tail := await encoding.finish():
-            yield tail
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if data := await self._encode(encoding, chunk):
+                        yield data
+            if not self.samples:
+                raise StageFailed("The model made no audio for this text.")
+            if tail := await encoding.finish():
+                yield tail
+        finally:
+            encoding.close()
+
+    async def _encode(self, encoding: Encoding, chunk: AudioChunk | TextChunk) -> bytes:
+        assert isinstance(chunk, AudioChunk)
+        data = await encoding.push(chunk.pcm)
+        self.samples = encoding.samples
+        return data
 
     async def whole(self) -> bytes:
         """The complete file."""
