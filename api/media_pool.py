@@ -26,6 +26,7 @@ class MediaPool:
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="omni-media")
+        self._closed = False
 
     def warm(self) -> None:
         """Load the codecs and resampler now and not in the first request."""
@@ -45,11 +46,15 @@ class MediaPool:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Have `work` run in a thread, without waiting for it."""
+        """Have `work` run in a thread, or here when the threads have ended, without waiting for it."""
+        if self._closed:
+            work()
+            return
         self._threads.submit(work).add_done_callback(_log_failure)
 
     def close(self) -> None:
         """Let the threads end."""
+        self._closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
@@ -66,6 +71,7 @@ class Encoding:
         self._encoder = encoder
         self._cheap = cheap
         self._lock = threading.Lock()
+        self._finished = False
         self.samples = 0
 
     async def push(self, pcm: Float) -> bytes:
@@ -78,12 +84,16 @@ class Encoding:
     async def finish(self) -> bytes:
         """The rest, container closed."""
         if self._cheap and self.samples <= _CHEAP_SAMPLES:
-            return self._encoder.finish()
-        return await self._pool.run(self._locked(self._encoder.finish))
+            data = self._encoder.finish()
+        else:
+            data = await self._pool.run(self._locked(self._encoder.finish))
+        self._finished = True
+        return data
 
     def close(self) -> None:
         """Free what an encoding that is broken off holds; a call that is under way ends first."""
-        self._pool.start(self._locked(self._encoder.close))
+        if not self._finished:
+            self._pool.start(self._locked(self._encoder.close))
 
     def _locked(self, work: Callable[[], T]) -> Callable[[], T]:
         # A cancelled request may still have a call under way in one thread when `close` runs in another.
