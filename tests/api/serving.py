@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import av
+import httpx
 import numpy as np
 import uvicorn
 from numpy.typing import NDArray
@@ -45,6 +46,16 @@ async def serve(app: ASGIApp) -> AsyncGenerator[str, None]:
         await asyncio.wait_for(running, DEADLINE)
         listener.close()
     await until(lambda: not [task for task in asyncio.all_tasks() - before if not task.done()])
+
+
+@contextlib.asynccontextmanager
+async def client_of(app: ASGIApp, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
+    """An HTTP client of `app` on a server of its own."""
+    async with serve(app) as address:
+        async with httpx.AsyncClient(
+            base_url=f"http://{address}", timeout=DEADLINE, trust_env=False, **options
+        ) as client:
+            yield client
 
 
 async def until(condition: Callable[[], object]) -> None:

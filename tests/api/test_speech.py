@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import httpx
 import numpy as np
 import pytest
+import serving
 from fake_omni import CHUNK, FakeOmni, Gate, Seen, failing, tone
 from numpy.typing import NDArray
 from omni_async.api.app import create_app
@@ -17,18 +17,15 @@ from omni_async.api.media_plan import FORMATS
 from omni_async.api.media_pool import Encoding
 from omni_async.errors import DeadlineExceeded, EngineDead, Overloaded, StageFailed
 from omni_async.speech import Speech
-from serving import decode, serve, until
+from serving import decode, until
 
 pytestmark = pytest.mark.asyncio
 TEXT = "Hello there, this is a text."
 URL = "/v1/audio/speech"
 
 
-@asynccontextmanager
-async def client_of(omni: FakeOmni, config: ApiConfig | None = None) -> AsyncGenerator[httpx.AsyncClient]:
-    async with serve(create_app(omni, config)) as address:
-        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
-            yield client
+def client_of(omni: FakeOmni, config: ApiConfig | None = None) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return serving.client_of(create_app(omni, config))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
