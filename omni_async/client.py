@@ -72,6 +72,11 @@ class AsyncOmni:
             await engine.close(drain)
             self._engine = None
 
+    async def drain(self, seconds: float | None = None) -> None:
+        """Refuse new requests and wait until those in flight end, `drain_timeout` at most."""
+        if self._engine is not None:
+            await self._engine.drain(self.deployment.server.drain_timeout if seconds is None else seconds)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

@@ -40,8 +40,8 @@ class StageConfig(_Config, kw_only=True):
     """One stage: what runs, where, how often and how wide.
 
     `max_num_seqs` requests hold a slot of a replica; `max_batch_size` of them (0: all) and
-    `max_num_batched_tokens` units of work (0: no limit) go into one step. `init_timeout` (None: the
-    server's) is in seconds. `env` is laid over the worker's environment.
+    `max_num_batched_tokens` units of work (0: no limit) go into one step. `init_timeout` (seconds)
+    and `inline_limit` (bytes) are the server's where None. `env` is laid over the worker's environment.
     """
 
     stage_id: NonNegative
@@ -58,6 +58,7 @@ class StageConfig(_Config, kw_only=True):
     max_num_batched_tokens: NonNegative = 0
     scheduling_policy: SchedulingPolicy = "due"
     init_timeout: Seconds | None = None
+    inline_limit: NonNegative | None = None
     default_sampling_params: dict[str, Any] = {}
     engine_extras: dict[str, Any] = {}
     env: dict[str, str] = {}

@@ -92,15 +92,22 @@ class Engine:
             await self._stop()
             raise
 
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests and wait until those in flight end, `seconds` at most."""
+        self.draining = True
+        if not self._streams:
+            return
+        self._idle.clear()
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            log.warning("%d requests did not end within %.0f s", len(self._streams), seconds)
+
     async def close(self, drain: float = 0.0) -> None:
         """Refuse new requests, give those in flight `drain` seconds, then end everything."""
         self.draining = True
-        if drain and self._streams:
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), drain)
-            except TimeoutError:
-                log.warning("%d requests did not end within %.0f s", len(self._streams), drain)
+        if drain:
+            await self.drain(drain)
         for key in list(self._streams):
             stream = self._streams[key]
             self._handle(Cancel(key))

@@ -146,6 +146,7 @@ class Supervisor:
         """One life of a worker; returns why it ended."""
         replica.state, replica.beat, replica.kill_reason = "starting", None, ""
         replica.beat_at = time.monotonic()
+        limit = replica.stage.inline_limit
         replica.handle = handle = await self.launcher.launch(replica.name, replica.stage)
         try:
             handle.channel.start(lambda message, frames: self._on_message(replica, message, frames))
@@ -153,7 +154,7 @@ class Supervisor:
                 Configure(
                     stage=msgspec.to_builtins(replica.stage),
                     arena_bytes=self.config.arena_bytes,
-                    inline_limit=self.config.inline_limit,
+                    inline_limit=self.config.inline_limit if limit is None else limit,
                 )
             )
             ended = await handle.wait()

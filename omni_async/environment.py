@@ -1,0 +1,22 @@
+"""The one file that reads the process environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+
+def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a stage process: ours, one OpenMP thread unless said otherwise, then `extra`.
+
+    Small models on all cores at once run many times slower with several threads each.
+    """
+    return {"OMP_NUM_THREADS": "1", **os.environ, **extra}
+
+
+def platform() -> Literal["cpu", "cuda"]:
+    """What stages run on by default: "cuda" where the NVIDIA driver is loaded and not hidden."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1")
+    return "cuda" if Path("/dev/nvidiactl").exists() and not hidden else "cpu"
