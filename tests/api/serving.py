@@ -67,7 +67,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def decode(data: bytes) -> tuple[NDArray[np.float32], int]:
     """The audio file `data` as float32 samples `[samples]`, and its sample rate."""
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         parts = [_mono(frame) for frame in container.decode(audio=0)]
         return np.concatenate(parts), container.streams.audio[0].rate
 
@@ -89,11 +89,11 @@ async def next_event(socket: ClientConnection) -> dict[str, Any]:
 async def until_event(socket: ClientConnection, kind: str) -> tuple[list[dict[str, Any]], bytes]:
     """All events up to and with the first of `kind`, and the binary frames between them, joined."""
     events: list[dict[str, Any]] = []
-    audio = b""
+    audio = bytearray()
     while not events or events[-1]["type"] != kind:
         message = await asyncio.wait_for(socket.recv(), DEADLINE)
         if isinstance(message, str):
             events.append(json.loads(message))
         else:
             audio += message
-    return events, audio
+    return events, bytes(audio)

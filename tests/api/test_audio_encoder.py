@@ -109,7 +109,7 @@ def test_a_wav_file_has_true_sizes_and_a_stream_has_one_header_with_unknown_ones
 def test_flac_and_mp3_files_tell_their_duration_in_the_header() -> None:
     for fmt in ("flac", "mp3"):
         data = b"".join(encode(voice(RATE * 2), fmt, streaming=False))
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), "r") as container:
             assert container.duration == 2_000_000
 
 
