@@ -12,6 +12,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class Arena:
 
         Raises `TypeError` for a dtype that is not bool, integer, float or complex.
         """
-        check_dtype(array.dtype)
+        name = dtype_name(array.dtype)
         if self._closed:
             return None
         size = aligned(array.nbytes)
@@ -83,11 +84,12 @@ class Arena:
             if not self._grow(size - self._space.tail):
                 return None
             offset = self._space.take(size)
-        assert offset is not None and self._map is not None
+        assert offset is not None
+        assert self._map is not None
         self._leases.setdefault(request, []).append(Lease(seq, offset, size))
         target = np.ndarray(array.shape, array.dtype.newbyteorder("="), self._map, offset)
         target[...] = array
-        return TensorRef(array.dtype.name, array.shape, segment=self._segment, offset=offset)
+        return TensorRef(name, array.shape, segment=self._segment, offset=offset)
 
     def release(self, request: int, upto: int) -> None:
         """Free what the request's chunks below `upto` hold; an unknown request holds nothing."""
@@ -155,10 +157,13 @@ class Arena:
         return True
 
 
-def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise `TypeError` unless arrays of `dtype` can be sent."""
+@lru_cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """What `TensorRef` calls `dtype`. Raises `TypeError` for one whose arrays cannot be sent."""
+    # Cached: numpy puts the name together anew each time, which costs as much as a small copy.
     if dtype.kind not in KINDS:
         raise TypeError(f"arrays of {dtype} cannot be sent; only bool, integers, floats and complex")
+    return dtype.name
 
 
 def _create(run_dir: Path, segment: str) -> int:

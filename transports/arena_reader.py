@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,24 +93,25 @@ def nbytes(ref: TensorRef) -> int:
     """Bytes of the tensor. Raises `ValueError` for a dtype or shape that cannot be."""
     if any(length < 0 for length in ref.shape):
         raise ValueError(f"shape {ref.shape} has a negative length")
-    return math.prod(ref.shape) * _dtype(ref).itemsize
+    return math.prod(ref.shape) * _dtype(ref.dtype).itemsize
 
 
 def as_array(ref: TensorRef, buffer: Buffer | mmap.mmap, offset: int) -> NDArray[Any]:
     """A read-only array over `buffer`. Raises `ValueError` when the tensor does not fit in it."""
     try:
-        array = np.ndarray(ref.shape, _dtype(ref), buffer, offset)
+        array = np.ndarray(ref.shape, _dtype(ref.dtype), buffer, offset)
     except (TypeError, OverflowError) as error:
         raise ValueError(f"{ref} does not fit its buffer: {error}") from error
     array.flags.writeable = False
     return array
 
 
-def _dtype(ref: TensorRef) -> np.dtype[Any]:
+@lru_cache
+def _dtype(name: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(ref.dtype)
+        dtype = np.dtype(name)
     except (TypeError, SyntaxError) as error:
-        raise ValueError(f"{ref.dtype!r} is not a dtype") from error
+        raise ValueError(f"{name!r} is not a dtype") from error
     if dtype.kind not in KINDS:
-        raise ValueError(f"tensors of {ref.dtype!r} are not sent")
+        raise ValueError(f"tensors of {name!r} are not sent")
     return dtype

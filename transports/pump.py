@@ -30,14 +30,14 @@ class SocketPump:
         self._work = work
         self._wanted = wanted
         self._turn: asyncio.Handle | None = None
-        self._closed = False
+        self._closed = self._working = False
         self._fd = cast(int, socket.get(zmq.FD))
         self._loop.add_reader(self._fd, self._run)
         self.rearm()
 
     def rearm(self) -> None:
         """Run `work` in the loop's next turn if the socket has events."""
-        if self._turn is not None or self._closed:
+        if self._turn is not None or self._working or self._closed:
             return
         if cast(int, self._socket.get(zmq.EVENTS)) & self._wanted():
             self._turn = self._loop.call_soon(self._run)
@@ -57,8 +57,10 @@ class SocketPump:
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
+        self._working = True
         try:
             self._work()
         finally:
+            self._working = False
             # Also after an exception, or the messages behind the bad one would wait for ever.
             self.rearm()

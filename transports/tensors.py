@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_async.messages import TensorRef, Tensors
-from omni_async.transports.arena import Arena, check_dtype
+from omni_async.transports.arena import Arena, dtype_name
 from omni_async.transports.arena_reader import ArenaReader, as_array, nbytes
 from omni_async.transports.channel import Buffer
 
@@ -28,18 +28,18 @@ def pack(
     """Put `arrays` of chunk `seq` where they belong; the references, and the frames to send along.
 
     Up to `inline_limit` bytes an array rides as a frame; so do larger ones for which the arena has no
-    room. Those frames alias the arrays: send before changing them. Raises `TypeError`, before any
+    room. Those frames may alias the arrays: send before changing them. Raises `TypeError`, before any
     lease is taken, for a dtype that cannot be sent.
     """
     for array in arrays.values():
-        check_dtype(array.dtype)
+        dtype_name(array.dtype)
     tensors: Tensors = {}
     frames: list[Buffer] = []
     for name, array in arrays.items():
         large = arena is not None and array.nbytes > inline_limit
         ref = arena.put(request, seq, array) if arena is not None and large else None
         if ref is None:
-            ref = TensorRef(array.dtype.name, array.shape, frame=len(frames))
+            ref = TensorRef(dtype_name(array.dtype), array.shape, frame=len(frames))
             frames.append(_as_frame(array))
         tensors[name] = ref
     return tensors, frames
@@ -54,6 +54,8 @@ def unpack(tensors: Tensors, frames: Sequence[Buffer], reader: ArenaReader | Non
 
 
 def _as_frame(array: NDArray[Any]) -> Buffer:
+    if array.nbytes <= INLINE_LIMIT and array.dtype.isnative:
+        return array.tobytes()
     native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     return native.reshape(-1).view(np.uint8).data if native.size else b""
 

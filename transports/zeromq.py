@@ -108,7 +108,10 @@ class SyncZmqChannel:
         self._timeout_ms = -1
 
     def recv(self, timeout: float | None) -> tuple[EngineMessage, Sequence[memoryview]] | None:
-        """The next message, or None after `timeout` seconds. Raises `MalformedMessage` and `ChannelClosed`."""
+        """The next message, or None after `timeout` seconds.
+
+        Raises `MalformedMessage` and `ChannelClosed`.
+        """
         if self._socket.closed:
             raise ChannelClosed(self.address)
         parts = _try_recv(self._socket, self._wait_flags(timeout))
@@ -216,13 +219,18 @@ def _try_send(socket: zmq.Socket[bytes], parts: Sequence[Buffer]) -> bool:
 
 def _try_recv(socket: zmq.Socket[bytes], flags: int = zmq.NOBLOCK) -> list[Buffer] | None:
     try:
-        parts: list[Buffer] = [socket.recv(flags)]
+        frame = socket.recv(flags, copy=False)
     except zmq.Again:
         return None
-    while socket.get(zmq.RCVMORE):
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        parts.append(frame.bytes if len(frame) < COPY_BELOW else frame.buffer)
+    parts = [_owned(frame)]
+    while frame.more:
+        frame = socket.recv(copy=False)
+        parts.append(_owned(frame))
     return parts
+
+
+def _owned(frame: zmq.Frame) -> Buffer:
+    return frame.bytes if len(frame) < COPY_BELOW else frame.buffer
 
 
 def _unstarted(*_: object) -> None:

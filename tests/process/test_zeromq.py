@@ -1,17 +1,11 @@
-"""Channels between two real processes: order, big frames, bounds, dead peers, both event loops.
-
-Run as a script it is the other process: `test_zeromq.py ROLE ADDRESS`.
-"""
+"""Channels between two real processes: order, big frames, bounds, dead peers, both event loops."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,131 +15,32 @@ import pytest
 import uvloop
 import zmq
 
-from omni_async.messages import Abort, Credit, Heartbeat, Hello, Output, Stop
+from omni_async.messages import Abort, Credit, Hello, Stop
 from omni_async.transports import zeromq as zeromq_module
-from omni_async.transports.channel import ChannelClosed, ChannelFull
+from omni_async.transports.channel import ChannelClosed
 from omni_async.transports.codec import MalformedMessage
 from omni_async.transports.run_dir import RunDir
-from omni_async.transports.shm import Arena, ArenaReader, pack, unpack
+from omni_async.transports.shm import ArenaReader, unpack
 from omni_async.transports.zeromq import (
     BURST,
     COPY_BELOW,
     AsyncZmqChannel,
-    MonitorReceiver,
-    MonitorSender,
     SyncZmqChannel,
 )
+from tests.process.zeromq_peers import (
+    SECONDS,
+    Inbox,
+    deaf,
+    echo,
+    ended,
+    fill,
+    last_words,
+    peer,
+    producer,
+)
 
-ROOT = Path(__file__).parents[2]
-SECONDS = 20
 both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 Run = Callable[[Any], Any]
-
-
-# --- the other process -----------------------------------------------------------------
-
-
-def echo(address: str) -> None:
-    """Answer each `Abort` with an `Output` of the same number and frames until `Stop`."""
-    channel = SyncZmqChannel(address)
-    while (item := channel.recv(SECONDS)) is not None and not isinstance(item[0], Stop):
-        assert isinstance(item[0], Abort)
-        channel.send(Output(request=item[0].request, seq=0), item[1])
-    channel.close()
-
-
-def deaf(address: str) -> None:
-    """Connect, say `Hello`, and then read nothing until told to; then count."""
-    channel = SyncZmqChannel(address, high_water=4)
-    channel.send(Hello(pid=0))
-    sys.stdin.readline()
-    while (item := channel.recv(SECONDS)) is not None and isinstance(item[0], Abort):
-        channel.send(Hello(pid=item[0].request))
-    channel.close()
-
-
-def last_words(address: str) -> None:
-    """Say a good deal and leave at once."""
-    channel = SyncZmqChannel(address)
-    for pid in range(200):
-        channel.send(Hello(pid=pid), [bytes(10_000)])
-    channel.close()
-
-
-def producer(address: str) -> None:
-    """Send arrays through the arena, waiting for a credit after each."""
-    folder = Path(address.removeprefix("ipc://")).parent
-    channel, arena = SyncZmqChannel(address), Arena(folder, "producer", 32 << 20)
-    for seq in range(8):
-        refs, frames = pack({"x": np.full(1 << 20, seq, np.float32)}, arena=arena, request=1, seq=seq)
-        channel.send(Output(request=1, seq=seq, tensors=refs, final=seq == 7), frames)
-        item = channel.recv(SECONDS)
-        assert item is not None
-        assert isinstance(item[0], Credit)
-        arena.release(1, item[0].upto)
-        arena.check()
-    arena.close()
-    channel.close()
-
-
-def heart(address: str) -> None:
-    """Send heartbeats until killed."""
-    sender = MonitorSender(address)
-    for steps in range(1_000_000):
-        sender.send(beat(steps))
-        sys.stdin.readline()
-
-
-def beat(steps: int) -> Heartbeat:
-    """A heartbeat."""
-    return Heartbeat(replica="talker.0", steps=steps, running=0, last_step_age=0.0, busy_seconds=0.0)
-
-
-@contextlib.contextmanager
-def peer(role: Callable[[str], None], address: str) -> Generator[subprocess.Popen[bytes]]:
-    """The other process; killed in the end if it still runs."""
-    command = [sys.executable, __file__, role.__name__, address]
-    with subprocess.Popen(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-class Inbox:
-    """Collects messages and lets a test wait for a number of them."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[Any, Any]] = []
-        self._arrived = asyncio.Event()
-
-    def __call__(self, message: Any, frames: Any = ()) -> None:
-        self.items.append((message, frames))
-        self._arrived.set()
-
-    async def wait_for(self, count: int) -> list[Any]:
-        async with asyncio.timeout(SECONDS):
-            while len(self.items) < count:
-                self._arrived.clear()
-                await self._arrived.wait()
-        return [message for message, _ in self.items]
-
-
-async def ended(process: subprocess.Popen[bytes]) -> int:
-    """The exit status, without blocking the loop."""
-    return await asyncio.to_thread(process.wait, SECONDS)
-
-
-async def fill(channel: AsyncZmqChannel, limit: int) -> int:
-    """Send until the channel raises `ChannelFull`, at most `limit` messages; how many it took."""
-    sent = 0
-    async with asyncio.timeout(SECONDS):
-        with contextlib.suppress(ChannelFull):
-            while sent < limit:
-                channel.send(Abort(request=sent), [bytes(100_000)])
-                sent += 1
-                await asyncio.sleep(0)
-    return sent
 
 
 @pytest.fixture
@@ -447,36 +342,3 @@ def test_a_closed_loop_does_not_keep_a_channel_from_closing(address: str) -> Non
 
     asyncio.run(main())
     channel.close()
-
-
-# --- heartbeats ------------------------------------------------------------------------
-
-
-@both_loops
-def test_heartbeats_of_several_workers_reach_one_receiver(run: Run, address: str) -> None:
-    async def main() -> None:
-        receiver, inbox = MonitorReceiver(address), Inbox()
-        receiver.start(inbox)
-        with peer(heart, receiver.address) as one, peer(heart, receiver.address) as other:
-            beats = await inbox.wait_for(2)
-            assert [each.steps for each in beats] == [0, 0]
-            for process in (one, other):
-                assert process.stdin is not None
-                process.stdin.write(b"next\n")
-                process.stdin.flush()
-            beats = await inbox.wait_for(4)
-            assert [each.steps for each in beats[2:]] == [1, 1]
-        receiver.close()
-
-    run(main())
-
-
-def test_heartbeats_without_a_receiver_are_given_up_and_never_block(address: str) -> None:
-    sender = MonitorSender(address)
-    assert [sender.send(beat(steps)) for steps in range(4)] == [True, True, False, False]
-    sender.close()
-
-
-if __name__ == "__main__":
-    roles = {role.__name__: role for role in (echo, deaf, last_words, producer, heart)}
-    roles[sys.argv[1]](sys.argv[2])

@@ -185,7 +185,7 @@ def test_a_reference_that_does_not_fit_its_frame_is_refused(ref: TensorRef, matc
 
 
 def test_empty_dimensions_beyond_any_address_space_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not fit|too big|dimension"):
+    with pytest.raises(ValueError, match=r"does not fit|too big|dimension"):
         unpack({"x": TensorRef("uint8", (0, 2**63))}, [b""], None)
 
 
