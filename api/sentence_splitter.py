@@ -20,12 +20,58 @@ _CLOSERS = "\"'”’»)]}」』）】》〉"
 # Never the end of a sentence: what they abbreviate goes on. Where that is not certain (U.S.), a missed
 # cut costs a little time, and a wrong one is heard.
 _NEVER = frozenset(
-    "mr mrs ms mx dr prof rev hon st sr jr gen col lt sgt capt cmdr gov sen rep pres messrs mme mlle "
-    "e.g i.e eg ie vs cf al viz approx ca dept est resp incl excl u.s u.k u.n d.c ph.d b.a m.a".split()
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "mx",
+        "dr",
+        "prof",
+        "rev",
+        "hon",
+        "st",
+        "sr",
+        "jr",
+        "gen",
+        "col",
+        "lt",
+        "sgt",
+        "capt",
+        "cmdr",
+        "gov",
+        "sen",
+        "rep",
+        "pres",
+        "messrs",
+        "mme",
+        "mlle",
+        "e.g",
+        "i.e",
+        "eg",
+        "ie",
+        "vs",
+        "cf",
+        "al",
+        "viz",
+        "approx",
+        "ca",
+        "dept",
+        "est",
+        "resp",
+        "incl",
+        "excl",
+        "u.s",
+        "u.k",
+        "u.n",
+        "d.c",
+        "ph.d",
+        "b.a",
+        "m.a",
+    ]
 )
 # The end of a sentence unless a lower-case word follows, or a number.
-_UNLESS_LOWER = frozenset("etc inc ltd co corp bros a.m p.m ave blvd".split())
-_UNLESS_NUMBER = frozenset("no nos fig figs vol p pp sec ch art eq".split())
+_UNLESS_LOWER = frozenset(["etc", "inc", "ltd", "co", "corp", "bros", "a.m", "p.m", "ave", "blvd"])
+_UNLESS_NUMBER = frozenset(["no", "nos", "fig", "figs", "vol", "p", "pp", "sec", "ch", "art", "eq"])
 _WORD_BEFORE = re.compile(r"[\w.]*\Z")
 _SPEAKABLE = re.compile(r"[^\W_]")
 _SPACES = re.compile(r"\s*")

@@ -51,17 +51,19 @@ async def serve(app: ASGIApp) -> AsyncGenerator[str, None]:
 @contextlib.asynccontextmanager
 async def client_of(app: ASGIApp, **options: Any) -> AsyncGenerator[httpx.AsyncClient]:
     """An HTTP client of `app` on a server of its own."""
-    async with serve(app) as address:
-        async with httpx.AsyncClient(
+    async with (
+        serve(app) as address,
+        httpx.AsyncClient(
             base_url=f"http://{address}", timeout=DEADLINE, trust_env=False, **options
-        ) as client:
-            yield client
+        ) as client,
+    ):
+        yield client
 
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until `condition()` is true, at most `DEADLINE` seconds."""
     async with asyncio.timeout(DEADLINE):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.002)
 
 
@@ -73,8 +75,8 @@ def decode(data: bytes) -> tuple[NDArray[np.float32], int]:
 
 
 def _mono(frame: av.AudioFrame) -> NDArray[np.float32]:
-    samples = frame.to_ndarray().reshape(-1)
-    scale = 1.0 if samples.dtype.kind == "f" else float(np.iinfo(samples.dtype).max)
+    samples: NDArray[Any] = frame.to_ndarray().reshape(-1)
+    scale = {"f4": 1.0, "f8": 1.0, "i2": 2.0**15 - 1, "i4": 2.0**31 - 1}[samples.dtype.str[1:]]
     return samples.astype(np.float32) / np.float32(scale)
 
 

@@ -37,7 +37,7 @@ def encode(
 
 def decoded(data: bytes, fmt: AudioFormat, rate: int) -> tuple[NDArray[np.float32], int]:
     if fmt == "pcm":
-        return np.frombuffer(data, "<i2").astype(np.float32) / 32767, rate
+        return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32767), rate
     return decode(data)
 
 
@@ -87,7 +87,8 @@ def test_resampling_by_chunks_leaves_no_seam(rate: int) -> None:
     pcm = voice(50_001)
     whole = np.frombuffer(b"".join(encode(pcm, "pcm", rate, streaming=True, chunk=len(pcm))), "<i2")
     chunked = np.frombuffer(b"".join(encode(pcm, "pcm", rate, streaming=True, chunk=997)), "<i2")
-    assert len(whole) == len(chunked) and abs(len(whole) - len(pcm) * rate / RATE) <= 1
+    assert len(whole) == len(chunked)
+    assert abs(len(whole) - len(pcm) * rate / RATE) <= 1
     assert int(np.abs(whole.astype(int) - chunked.astype(int)).max()) <= 1
 
 
@@ -103,7 +104,8 @@ def test_a_wav_file_has_true_sizes_and_a_stream_has_one_header_with_unknown_ones
     assert struct.unpack_from("<I", whole, 4)[0] == len(whole) - 8
     assert struct.unpack_from("<I", whole, 40)[0] == len(whole) - 44 == 2 * RATE
     assert struct.unpack_from("<I", stream, 4)[0] == struct.unpack_from("<I", stream, 40)[0] == 0xFFFFFFFF
-    assert stream.count(b"RIFF") == 1 and stream[44:] == whole[44:]
+    assert stream.count(b"RIFF") == 1
+    assert stream[44:] == whole[44:]
 
 
 def test_flac_and_mp3_files_tell_their_duration_in_the_header() -> None:

@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from fake_omni import FakeOmni, failing
-from omni_async.api.app import create_app
-from omni_async.api.openapi import openapi_document
-from omni_async.api.ops import installed_version
-from omni_async.errors import StageFailed
 from openapi_spec_validator import validate
 from serving import client_of
 from starlette.routing import Route, WebSocketRoute
 
-pytestmark = pytest.mark.asyncio
+from omni_async.api.app import create_app
+from omni_async.api.openapi import openapi_document
+from omni_async.api.ops import installed_version
+from omni_async.errors import StageFailed
 
 
 async def test_models_lists_pipelines_and_their_aliases() -> None:
@@ -35,7 +33,8 @@ async def test_readiness_tells_the_state_of_each_stage() -> None:
         unready = await client.get("/health/ready")
         alive = await client.get("/health")
     assert (ready.status_code, unready.status_code, alive.status_code) == (200, 503, 200)
-    assert unready.json()["ready"] is False and alive.json() == {"status": "ok"}
+    assert unready.json()["ready"] is False
+    assert alive.json() == {"status": "ok"}
     stage = unready.json()["stages"][0]
     assert (stage["stage"], stage["state"], stage["waiting"], stage["replicas_up"]) == ("tone", "down", 4, 0)
     assert stage["replicas"][0]["last_step_age"] == 0.0
@@ -96,15 +95,13 @@ async def test_openapi_describes_exactly_the_routes_there_are() -> None:
     async with client_of(app) as client:
         document = (await client.get("/openapi.json")).json()
     assert document == openapi_document(has_echo=True)
-    described = {
-        (path, method) for path, operations in document["paths"].items() for method in operations
-    }
+    described = {(path, method) for path, operations in document["paths"].items() for method in operations}
     served = {(r.path, "get") for r in app.routes if isinstance(r, WebSocketRoute)}
     served |= {
         (route.path, method.lower())
         for route in app.routes
         if isinstance(route, Route)
-        for method in (route.methods or ()) - {"HEAD"}
+        for method in (route.methods or set[str]()) - {"HEAD"}
     }
     assert described == served
 
@@ -113,7 +110,9 @@ async def test_openapi_is_valid_and_names_every_field() -> None:
     document = openapi_document(has_echo=True)
     validate(document)
     fields = document["components"]["schemas"]["SpeechBody"]["properties"]
-    assert {"input", "voice", "speed", "stream", "stream_format", "sample_rate", "response_format"} <= set(fields)
+    assert {"input", "voice", "speed", "stream", "stream_format", "sample_rate", "response_format"} <= set(
+        fields
+    )
     assert "gapless" not in fields
     assert document["components"]["schemas"]["SpeechBody"]["additionalProperties"] is False
 
@@ -127,7 +126,9 @@ async def test_echo_comes_back_whole_or_in_chunks() -> None:
             streamed = "".join([part async for part in answer.aiter_text()])
         wrong = await client.post("/v1/echo", json={"text": "a", "chunks": 0})
         other = await client.post("/v1/echo", json={"text": "a", "model": "tts-1"})
-    assert whole.json() == {"text": "abcdef"} and empty.json() == {"text": ""} and streamed == "äbc"
+    assert whole.json() == {"text": "abcdef"}
+    assert empty.json() == {"text": ""}
+    assert streamed == "äbc"
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "chunks")
     assert (other.status_code, other.json()["error"]["param"]) == (400, "model")

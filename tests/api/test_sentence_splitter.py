@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,8 @@ def test_clauses_end_at_commas_but_not_within_numbers() -> None:
 
 def test_without_granularity_everything_waits_for_the_flush() -> None:
     splitter = SentenceSplitter("none")
-    assert splitter.push("One. Two. ") == [] and splitter.push("Three." * 200) == []
+    assert splitter.push("One. Two. ") == []
+    assert splitter.push("Three." * 200) == []
     assert splitter.flush() == ["One. Two. " + "Three." * 200]
 
 
@@ -96,7 +98,7 @@ def test_the_cuts_do_not_depend_on_how_the_text_was_divided(
     edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
     splitter = SentenceSplitter(granularity, limit)
     parts: list[str] = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         parts += splitter.push(text[start:end])
     assert [*parts, *splitter.flush()] == split(text, granularity, limit)
 

@@ -10,26 +10,29 @@ import pytest
 import serving
 from fake_omni import CHUNK, FakeOmni, Gate, Seen, failing, tone
 from numpy.typing import NDArray
+from serving import decode, until
+
 from omni_async.api.app import create_app
 from omni_async.api.audio_encoder import to_int16
 from omni_async.api.config import ApiConfig
 from omni_async.api.media_plan import FORMATS
 from omni_async.api.media_pool import Encoding
+from omni_async.api.speech_fields import AudioFormat
 from omni_async.errors import DeadlineExceeded, EngineDead, Overloaded, StageFailed
 from omni_async.speech import Speech
-from serving import decode, until
 
-pytestmark = pytest.mark.asyncio
 TEXT = "Hello there, this is a text."
 URL = "/v1/audio/speech"
 
 
-def client_of(omni: FakeOmni, config: ApiConfig | None = None) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+def client_of(
+    omni: FakeOmni, config: ApiConfig | None = None
+) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     return serving.client_of(create_app(omni, config))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_every_format_has_the_same_duration_whole_and_streamed(fmt: str) -> None:
+async def test_every_format_has_the_same_duration_whole_and_streamed(fmt: AudioFormat) -> None:
     async with client_of(FakeOmni()) as client:
         body = {"input": TEXT, "response_format": fmt}
         whole = await client.post(URL, json=body)
@@ -37,7 +40,8 @@ async def test_every_format_has_the_same_duration_whole_and_streamed(fmt: str) -
     assert whole.status_code == stream.status_code == 200
     assert whole.headers["content-type"] == stream.headers["content-type"]
     assert whole.headers["content-type"].startswith(FORMATS[fmt].media_type)
-    assert whole.headers["x-sample-rate"] == "24000" and whole.headers["x-channels"] == "1"
+    assert whole.headers["x-sample-rate"] == "24000"
+    assert whole.headers["x-channels"] == "1"
     assert f"speech.{fmt}" in whole.headers["content-disposition"]
     assert int(whole.headers["content-length"]) == len(whole.content)
     assert "content-length" not in stream.headers
@@ -100,7 +104,8 @@ async def test_every_field_reaches_the_engine() -> None:
         answer = await client.post(URL, json={"input": TEXT, **fields, "extra_params": {"temperature": 0.5}})
     assert answer.status_code == 200
     request = omni.seen[0].request
-    assert isinstance(request, Speech) and request.input == TEXT
+    assert isinstance(request, Speech)
+    assert request.input == TEXT
     assert {name: getattr(request, name) for name in fields} == fields
     assert request.extra_params == {"temperature": 0.5}
 
@@ -110,7 +115,8 @@ async def test_null_is_the_same_as_absent() -> None:
     names += ["instructions", "language", "task_type", "ref_audio", "extra_params", "max_new_tokens"]
     async with client_of(FakeOmni()) as client:
         answer = await client.post(URL, json={"input": TEXT, **dict.fromkeys(names)})
-    assert answer.status_code == 200 and answer.headers["content-type"] == "audio/wav"
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "audio/wav"
 
 
 BAD_BODIES = [
@@ -164,16 +170,21 @@ async def test_wrong_bodies_get_400_naming_the_field_and_reach_no_stage() -> Non
                 answer = await client.post(URL, json=sent)
                 error = answer.json()["error"]
                 assert (answer.status_code, error["param"]) == (400, param), (sent, error)
-                assert error["type"] == "invalid_request_error" and error["code"] and error["message"]
+                assert error["type"] == "invalid_request_error"
+                assert error["code"]
+                assert error["message"]
                 assert error["request_id"] == answer.headers["x-request-id"]
     assert omni.seen == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"input": "a",}', b'{"input": "\xff"}', b'{"input": NaN}', b"\x00"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"input": "a",}', b'{"input": "\xff"}', b'{"input": NaN}', b"\x00"]
+)
 async def test_what_is_not_json_gets_400(body: bytes) -> None:
     async with client_of(FakeOmni()) as client:
         answer = await client.post(URL, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
 
 
 async def test_an_unknown_model_gets_404() -> None:
@@ -270,7 +281,8 @@ async def test_a_slow_reader_slows_only_its_own_request() -> None:
             assert not omni.seen[0].ended.is_set(), "what is not read is not made"
             async for piece in pieces:
                 received += len(piece)
-    assert received == 2 * 48000 * 120 and omni.seen[0].outcome == "stop"
+    assert received == 2 * 48000 * 120
+    assert omni.seen[0].outcome == "stop"
 
 
 async def test_codecs_and_resamplers_run_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

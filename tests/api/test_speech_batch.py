@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from fake_omni import FakeOmni, Gate, Seen, tone
+from serving import client_of, decode, until
+
 from omni_async.api.app import create_app
 from omni_async.api.audio_encoder import to_int16
 from omni_async.api.config import ApiConfig
 from omni_async.errors import Overloaded, StageFailed
 from omni_async.speech import Speech
-from serving import client_of, decode, until
 
-pytestmark = pytest.mark.asyncio
 URL = "/v1/audio/speech/batch"
 
 
@@ -56,7 +56,8 @@ async def test_one_bad_item_fails_alone() -> None:
     async with client_of(create_app(omni, ApiConfig(max_input_chars=200))) as client:
         answer = await client.post(URL, json={"items": [*bad, {"input": "Good."}]})
     results = answer.json()["results"]
-    assert answer.status_code == 200 and (answer.json()["succeeded"], answer.json()["failed"]) == (1, 8)
+    assert answer.status_code == 200
+    assert (answer.json()["succeeded"], answer.json()["failed"]) == (1, 8)
     assert [result["status"] for result in results] == ["error"] * 8 + ["success"]
     params = [result["error"]["param"] for result in results[:8]]
     assert params == ["input", "speed", "colour", "input", None, "model", "stream", "input"]

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 from fake_omni import FakeOmni, failing, tone
+from serving import client_of, decode
+
 from omni_async.api.app import create_app
 from omni_async.api.audio_encoder import to_int16
 from omni_async.errors import StageFailed
-from serving import client_of, decode
 
-pytestmark = pytest.mark.asyncio
 TEXT = "Hello there, this is a text."
 BODY = {"input": TEXT, "stream_format": "sse"}
 
@@ -21,7 +21,8 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     blocks = answer.text.split("\n\n")
-    assert blocks.pop() == "" and all(block.startswith("data: ") for block in blocks)
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
     return [json.loads(block.removeprefix("data: ")) for block in blocks]
 
 
@@ -63,5 +64,6 @@ async def test_a_failure_in_mid_stream_is_an_event_and_the_last_one() -> None:
         answer = await client.post("/v1/audio/speech", json={**BODY, "response_format": "pcm"})
     events = events_of(answer)
     assert [event["type"] for event in events] == ["speech.audio.delta"] * 2 + ["speech.audio.error"]
-    assert events[-1]["error"]["message"] == "Gone." and events[-1]["error"]["code"] == "stage_failed"
+    assert events[-1]["error"]["message"] == "Gone."
+    assert events[-1]["error"]["code"] == "stage_failed"
     assert events[-1]["error"]["request_id"] == answer.headers["x-request-id"]

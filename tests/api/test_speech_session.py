@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from omni_async.api.config import ApiConfig
 from omni_async.api.session_messages import ErrorEvent, SessionConfig, SessionCreated
 from omni_async.api.speech_session import Action, Close, Send, Silence, Speak, SpeechSession
@@ -49,7 +50,8 @@ class Talk:
 
 def error_of(actions: list[Action]) -> ErrorEvent:
     (action,) = actions
-    assert isinstance(action, Send) and isinstance(action.event, ErrorEvent)
+    assert isinstance(action, Send)
+    assert isinstance(action.event, ErrorEvent)
     return action.event
 
 
@@ -60,7 +62,10 @@ def kinds(actions: list[Action]) -> list[str]:
 def test_sentences_are_spoken_as_they_are_completed_and_the_rest_at_the_end() -> None:
     talk = Talk()
     assert talk.say(type="input.text", text="Hello the") == []
-    assert talk.say(type="input.text", text="re. How are you? I") == [Speak(0, "Hello there."), Speak(1, "How are you?")]
+    assert talk.say(type="input.text", text="re. How are you? I") == [
+        Speak(0, "Hello there."),
+        Speak(1, "How are you?"),
+    ]
     assert talk.say(type="input.done") == [Speak(2, "I")]
     assert talk.end(0) == talk.end(1) == []
     assert kinds(talk.end(2)) == ["SessionDone", "Close"]
@@ -78,7 +83,8 @@ def test_a_flush_ends_an_utterance_and_the_next_goes_on_counting() -> None:
 
 def test_done_without_text_ends_the_session() -> None:
     actions = Talk().say(type="input.done")
-    assert kinds(actions) == ["SessionDone", "Close"] and actions[-1] == Close(1000)
+    assert kinds(actions) == ["SessionDone", "Close"]
+    assert actions[-1] == Close(1000)
 
 
 def test_a_cancel_forgets_everything_and_the_session_goes_on() -> None:
@@ -205,12 +211,15 @@ def test_time_runs_while_the_session_is_silent_only() -> None:
     assert talk.session.time_out()[-1] == Close(1008)
 
 
-@pytest.mark.parametrize(("error", "code"), [(StageFailed("x"), 1011), (Overloaded("x"), 1013), (OSError(), 1011)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(StageFailed("x"), 1011), (Overloaded("x"), 1013), (OSError(), 1011)]
+)
 def test_a_failed_stage_closes_the_session(error: Exception, code: int) -> None:
     talk = Talk()
     talk.say(type="input.text", text="One. Two. Three")
     actions = talk.end(0, error)
-    assert kinds(actions) == ["Silence", "ErrorEvent", "Close"] and actions[-1] == Close(code)
+    assert kinds(actions) == ["Silence", "ErrorEvent", "Close"]
+    assert actions[-1] == Close(code)
     assert talk.end(1) == []
 
 
