@@ -65,7 +65,8 @@ class FreeList:
         """Invariants: holes are aligned, in order, apart from each other, inside the region."""
         end = -1
         for offset, size in self._holes:
-            assert size > 0 and offset % ALIGNMENT == 0 and size % ALIGNMENT == 0
+            assert size > 0
+            assert offset % ALIGNMENT == size % ALIGNMENT == 0
             assert offset > end, "two holes touch or overlap"
             end = offset + size
         assert end <= self.size

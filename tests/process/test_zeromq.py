@@ -173,7 +173,7 @@ def test_a_flood_of_messages_leaves_turns_of_the_loop_to_others(run: Run, addres
         channel.start(inbox)
         look()
         await inbox.wait_for(200)
-        assert 0 < max(after - before for before, after in pairwise(seen)) <= BURST
+        assert max(after - before for before, after in pairwise(seen)) <= BURST < 200
         channel.close()
 
     run(main())
