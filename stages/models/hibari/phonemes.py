@@ -1,0 +1,69 @@
+"""Text → sentences → phoneme ids. Nothing is lost: what is too long for the model is cut and spoken on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hibari.g2p import G2P
+from hibari.tts import MAX_PHONEMES, Hibari
+
+MAX_CHARS = 600
+"""A longer sentence is cut before its phonemes are looked up: it keeps that look-up short and linear."""
+
+_CLAUSE = re.compile(r"(?<=[,;:—])\s+")
+
+
+class Phonemizer:
+    """English text to phoneme ids. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        self._g2p = G2P(british=False)
+        self._ids = _vocabulary()
+
+    def sentences(self, text: str) -> Iterator[list[int]]:
+        """The ids of one sentence after the other, made when asked for, padded with 0 at both ends.
+
+        Sentences without anything to say are passed over.
+        """
+        for sentence in Hibari.split_sentences(text):
+            for piece in cut(" ".join(sentence.split()), MAX_CHARS):
+                for phonemes in _fit(self._g2p(piece) or ""):
+                    ids = [self._ids[ch] for ch in phonemes if ch in self._ids]
+                    if ids:
+                        yield [0, *ids, 0]
+
+
+def _fit(phonemes: str) -> list[str]:
+    """As many parts as the model's limit asks for: at clauses as the package does, then at words."""
+    if len(phonemes) <= MAX_PHONEMES:
+        return [phonemes]
+    parts: list[str] = []
+    for clause in _CLAUSE.split(phonemes):
+        if parts and len(parts[-1]) + len(clause) < MAX_PHONEMES:
+            parts[-1] = f"{parts[-1]} {clause}"
+        else:
+            parts += cut(clause, MAX_PHONEMES)
+    return parts
+
+
+def cut(text: str, limit: int) -> list[str]:
+    """`text` in pieces of at most `limit` characters: after a clause, else between words, else anywhere."""
+    pieces: list[str] = []
+    start = 0
+    while len(text) - start > limit:
+        window = text[start : start + limit]
+        at = max(window.rfind(", "), window.rfind("; "), window.rfind(": "))
+        if at < limit // 2:
+            at = window.rfind(" ")
+        end = at + 1 if at > 0 else limit
+        pieces.append(text[start : start + end].strip())
+        start += end
+    return [piece for piece in (*pieces, text[start:].strip()) if piece]
+
+
+def _vocabulary() -> dict[str, int]:
+    import json
+    from importlib.resources import files
+
+    return json.loads((files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8"))
