@@ -24,7 +24,6 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_batch_items: Count = 32
     max_body_bytes: Count = 16 * 1024 * 1024
     media_threads: Count = 2
-    retry_after: Seconds = 1.0
     ws_config_timeout: Seconds = 10.0
     ws_idle_timeout: Seconds = 30.0
     ws_max_message_bytes: Count = 128 * 1024
