@@ -1,34 +1,30 @@
-"""From a deploy YAML, overrides and flags to a `Deployment`.
+"""From MODEL, a deploy YAML, overrides and flags to a `Deployment`.
 
-Precedence: per-stage flag > `stage_overrides` > YAML > defaults. `base_config` names a YAML (or a
-built-in model) that this one lays itself over, stage by stage. An unknown key is refused with its
-path and the nearest known name.
+Precedence: per-stage flag > `stage_overrides` > the platform's section > YAML > its `base_config` > the
+pipeline of MODEL > defaults. What a file may say is checked in `deploy_yaml.py`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-import yaml
 
 from omni_async import models
-from omni_async.config import Deployment, EdgeConfig, PipelineConfig, ServerConfig, SpeechConfig, StageConfig
+from omni_async.config import Deployment, PipelineConfig, ServerConfig
+from omni_async.deploy_yaml import FOLDER_KEYS, Tree, check_stage, lay_over, listed, merge, read, section
 from omni_async.environment import platform
 from omni_async.errors import ConfigError
 from omni_async.graph import StageGraph
 
-Tree = dict[str, Any]
 Overrides = Mapping[str, Mapping[str, Any]]
 
-YAML_ONLY = {"base_config", "connectors", "platforms", "demo", "matches"}
-"""Keys of a deploy YAML that are used up here and are no fields of `PipelineConfig`."""
-
-SHARED_MEMORY = "SharedMemoryConnector"
+DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 def load(
@@ -41,182 +37,175 @@ def load(
 ) -> Deployment:
     """Everything resolved. Without `model` and `deploy_config`: the built-in demo pipelines.
 
+    A `deploy_config` is laid over the pipeline of `model`, if there is one, or stands alone.
     `stage_overrides` and `stage_flags` map a stage_id (as text) to fields of `StageConfig`. Raises
     `ConfigError`.
     """
-    trees = _trees(model, deploy_config)
+    trees = [_for_platform(tree) for tree in _trees(model, deploy_config)]
     if len(trees) > 1 and (stage_overrides or stage_flags):
         raise ConfigError("Stage overrides need one MODEL or --deploy-config to apply to.")
     for overrides in (stage_overrides or {}, stage_flags or {}):
-        for tree in trees:
-            _override(tree, overrides)
-    pipelines = tuple(_pipeline(tree) for tree in trees)
+        trees = [_override(tree, overrides) for tree in trees]
+    pipelines = tuple(map(_pipeline, trees))
     _refuse_shared_names(pipelines)
-    return Deployment(pipelines=pipelines, server=server or ServerConfig())
+    return Deployment(pipelines=pipelines, server=_checked(server or ServerConfig()))
+
+
+# --- layers ---------------------------------------------------------------------------
 
 
 def _trees(model: str | None, deploy_config: str | Path | None) -> list[Tree]:
+    if model is None and deploy_config is None:
+        demos = [_built_in(name) for name in models.demo_models()]
+        if not demos:
+            raise ConfigError(f"Name a MODEL or --deploy-config; built in: {', '.join(models.catalogue())}.")
+        return demos
+    if model is None:
+        return [_with_base(Path(str(deploy_config)), {})]
+    found = models.find(model)
+    if found.folder is None and deploy_config is None:
+        names = ", ".join(found.names) or "nothing"
+        raise ConfigError(f"No folder under stages/models serves {model}, which says it is {names}.")
+    tree = {} if found.folder is None else _built_in(found.folder)
     if deploy_config is not None:
-        tree = _read(Path(deploy_config))
-        weights = "" if model is None or model in models.catalogue() else model
-        return [_with_weights(tree, weights)]
-    if model is not None:
-        folder, weights = models.find(model)
-        return [_with_weights(_built_in(folder), weights)]
-    return [_built_in(name) for name in models.demo_models()]
+        tree = _with_base(Path(deploy_config), tree)
+    for stage in listed(tree, "stages"):
+        if found.weights:
+            stage.setdefault("model", found.weights)
+    return [tree]
 
 
 def _built_in(folder: str) -> Tree:
-    tree = deepcopy(models.catalogue()[folder])
-    tree.setdefault("model_arch", folder)
-    return tree
+    tree = {key: value for key, value in models.catalogue()[folder].items() if key not in FOLDER_KEYS}
+    return {"model_arch": folder, **deepcopy(tree)}
 
 
-def _read(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
-    """A YAML laid over its `base_config`, if it has one."""
+def _with_base(path: Path, lowest: Tree, seen: tuple[Path, ...] = ()) -> Tree:
+    """The file over its `base_config` (a path beside it, or a built-in name), that over `lowest`."""
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base_config leads back to itself.")
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must be a mapping.")
+    tree = read(path)
     base = tree.pop("base_config", None)
     if base is None:
-        return tree
-    return _lay_over(_base(str(base), path, (*seen, path.resolve())), tree)
+        return lay_over(lowest, tree)
+    if base not in models.catalogue():
+        return lay_over(_with_base(path.parent / str(base), lowest, (*seen, path.resolve())), tree)
+    if lowest:
+        raise ConfigError(f"{path}: base_config {base} and MODEL both name a pipeline; leave one out.")
+    return lay_over(_built_in(base), tree)
 
 
-def _base(base: str, path: Path, seen: tuple[Path, ...]) -> Tree:
-    if base in models.catalogue():
-        return _built_in(base)
-    return _read(path.parent / base, seen)
+def _for_platform(tree: Tree) -> Tree:
+    here = section(section(tree, "platforms"), platform())
+    return lay_over({key: value for key, value in tree.items() if key != "platforms"}, here)
 
 
-def _lay_over(base: Tree, top: Tree) -> Tree:
-    """`top` over `base`: mappings key by key, stages by `stage_id`, all else replaced."""
-    merged = dict(base)
-    for key, value in top.items():
-        old = merged.get(key)
-        if key == "stages" and isinstance(old, list) and isinstance(value, list):
-            merged[key] = _lay_stages(old, value)
-        elif isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _lay_over(old, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _lay_stages(base: list[Tree], top: list[Tree]) -> list[Tree]:
-    by_id = {stage.get("stage_id"): stage for stage in base}
-    for stage in top:
-        number = stage.get("stage_id")
-        by_id[number] = _lay_over(by_id.get(number, {}), stage)
-    return list(by_id.values())
-
-
-def _with_weights(tree: Tree, weights: str) -> Tree:
-    if weights:
-        for stage in tree.get("stages", []):
-            stage.setdefault("model", weights)
-    return tree
-
-
-def _override(tree: Tree, overrides: Overrides) -> None:
-    stages = {str(stage.get("stage_id")): stage for stage in tree.get("stages", [])}
+def _override(tree: Tree, overrides: Overrides) -> Tree:
+    known = [str(stage["stage_id"]) for stage in listed(tree, "stages")]
+    layer: list[Tree] = []
     for number, fields in overrides.items():
-        if number not in stages:
-            raise ConfigError(f"There is no stage {number}; the stages are {', '.join(stages)}.")
-        stages[number].update(fields)
+        if number not in known:
+            raise ConfigError(f"There is no stage {number}; the stages are {', '.join(known) or 'none'}.")
+        if "stage_id" in fields:
+            raise ConfigError(f"Stage {number}: stage_id says which stage is meant and cannot be changed.")
+        layer.append({"stage_id": int(number), **check_stage(dict(fields), f"stage {number}: ")})
+    return lay_over(tree, {"stages": layer})
+
+
+# --- resolution -----------------------------------------------------------------------
 
 
 def _pipeline(tree: Tree) -> PipelineConfig:
     """The tree as a checked `PipelineConfig`."""
-    tree = _for_platform(tree)
-    _refuse_unknown(tree, PipelineConfig, "", YAML_ONLY)
-    connectors = tree.get("connectors") or {}
-    fields = {key: value for key, value in tree.items() if key not in YAML_ONLY}
-    fields["stages"] = [_stage(stage, tree, i) for i, stage in enumerate(tree.get("stages", []))]
-    fields["edges"] = _edges(fields["stages"], tree)
-    if isinstance(speech := fields.get("speech"), dict):
-        _refuse_unknown(speech, SpeechConfig, "speech.")
-    limit = _inline_limit(connectors)
-    if limit is not None:
-        for stage in fields["stages"]:
-            stage.setdefault("inline_limit", limit)
-    pipeline = _convert(fields, PipelineConfig)
+    fields = {key: value for key, value in tree.items() if key != "connectors" and value is not None}
+    edges = [_edge(edge, tree) for edge in listed(tree, "edges")]
+    fields["stages"] = [_stage(stage, tree, edges) for stage in listed(tree, "stages")]
+    fields["edges"] = _complete(edges, fields["stages"], whole=tree.get("async_chunk") is False)
+    try:
+        pipeline = msgspec.convert(fields, PipelineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_with_path_first(str(error))) from None
     StageGraph.from_pipeline(pipeline)
+    for stage in pipeline.stages:
+        _refuse_unknown_kind(stage.name, stage.kind, stage.model_arch)
     return pipeline
 
 
-def _for_platform(tree: Tree) -> Tree:
-    platforms = tree.get("platforms") or {}
-    if unknown := set(platforms) - {"cpu", "cuda"}:
-        raise ConfigError(f"platforms.{sorted(unknown)[0]}: unknown platform; known are cpu and cuda.")
-    return _lay_over(tree, platforms.get(platform(), {}))
-
-
-def _stage(stage: Tree, tree: Tree, index: int) -> Tree:
-    _refuse_unknown(stage, StageConfig, f"stages[{index}].")
-    filled = {"model_arch": tree.get("model_arch", ""), **stage}
-    if isinstance(filled.get("devices"), str):
-        filled["devices"] = [filled["devices"]]
+def _stage(stage: Tree, tree: Tree, edges: list[Tree]) -> Tree:
+    """`stage` with what the pipeline says for all stages, and its inputs from `edges` if it names none."""
+    filled: Tree = {"model_arch": tree.get("model_arch", "")}
+    if sources := [edge["source"] for edge in edges if edge["target"] == stage.get("name")]:
+        filled["inputs"] = list(dict.fromkeys(sources))
+    if (limit := _inline_limit(tree)) is not None:
+        filled["inline_limit"] = limit
+    filled = merge(filled, stage)
+    if "devices" in stage:
+        filled["devices"] = _devices(stage["devices"], f"stages[{stage['stage_id']}].devices")
+    if isinstance(stage.get("env"), dict):
+        filled["env"] = {key: _env_value(value) for key, value in section(stage, "env").items()}
     return filled
 
 
-def _edges(stages: list[Tree], tree: Tree) -> list[Tree]:
-    """The edges named in the YAML; where `async_chunk` is false, all of them, and whole."""
-    edges: dict[tuple[Any, Any], Tree] = {}
-    for index, edge in enumerate(tree.get("edges") or []):
-        named = {{"from": "source", "to": "target"}.get(key, key): value for key, value in edge.items()}
-        _refuse_unknown(named, EdgeConfig, f"edges[{index}].")
-        named = {key: _stage_name(value, stages) if key in ("source", "target") else value for key, value in named.items()}
-        edges[named.get("source"), named.get("target")] = named
-    if tree.get("async_chunk", True) is False:
-        for stage in stages:
-            for source in stage.get("inputs", ()):
-                key = (source, stage.get("name"))
-                edges[key] = {"source": key[0], "target": key[1], **edges.get(key, {}), "window_size": -1}
-    return list(edges.values())
+def _devices(value: Any, path: str) -> list[str]:
+    """A list, or text with commas; bare numbers are CUDA devices, as vLLM-Omni's deploy YAMLs have them."""
+    words = cast(list[Any], value) if isinstance(value, list) else str(value).split(",")
+    names = [f"cuda:{word}" if word.isdecimal() else word for word in (str(w).strip() for w in words)]
+    for name in names:
+        if not DEVICE.fullmatch(name):
+            raise ConfigError(f"{path}: {name!r} is no device; devices are cpu, cuda and cuda:N.")
+    return names
 
 
-def _stage_name(value: Any, stages: list[Tree]) -> Any:
-    """Edges may name a stage by its stage_id."""
-    return next((s.get("name") for s in stages if s.get("stage_id") == value), value)
+def _env_value(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if number else value
 
 
-def _inline_limit(connectors: Tree) -> int | None:
-    """What a shared-memory connector says about how large a chunk must be to use it, in bytes."""
-    limit = None
-    for label, connector in connectors.items():
-        if not isinstance(connector, dict) or connector.get("name") != SHARED_MEMORY:
-            raise ConfigError(f"connectors.{label}: only {SHARED_MEMORY} is available.")
-        extra = connector.get("extra") or {}
-        if unknown := (set(connector) - {"name", "extra"}) | (set(extra) - {"shm_threshold_bytes"}):
-            raise ConfigError(f"connectors.{label}.{sorted(unknown)[0]}: unknown key.")
-        limit = extra.get("shm_threshold_bytes", limit)
-    return limit
+def _inline_limit(tree: Tree) -> Any:
+    """What the shared-memory connector says about the size from which a chunk uses it, in bytes."""
+    connectors = section(tree, "connectors")
+    extras = [section(section(connectors, label), "extra") for label in connectors]
+    return next((extra.get("shm_threshold_bytes") for extra in extras), None)
 
 
-def _refuse_unknown(tree: Any, struct: type[msgspec.Struct], path: str, more: set[str] | None = None) -> None:
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path.rstrip('.') or 'the deploy config'}: must be a mapping.")
-    known = {field.name for field in msgspec.structs.fields(struct)} | (more or set())
-    for key in tree:
-        if key not in known:
-            near = get_close_matches(str(key), known, 1)
-            hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}."
-            raise ConfigError(f"{path}{key}: unknown key{hint}")
+def _edge(edge: Tree, tree: Tree) -> Tree:
+    """`edge` under `EdgeConfig`'s own names; its ends may be given by stage_id."""
+    named = {{"from": "source", "to": "target"}.get(key, key): value for key, value in edge.items()}
+    by_id = {stage["stage_id"]: stage.get("name") for stage in listed(tree, "stages")}
+    ends = {end: by_id.get(named.get(end), named.get(end)) for end in ("source", "target")}
+    return {**named, **ends}
 
 
-def _convert(tree: Tree, struct: type[PipelineConfig]) -> PipelineConfig:
+def _complete(edges: list[Tree], stages: list[Tree], *, whole: bool) -> list[Tree]:
+    """One edge for every input of every stage, with what `edges` say of it; `whole` ones pass no chunks."""
+    found: dict[tuple[Any, Any], Tree] = {}
+    pairs = [(source, stage.get("name")) for stage in stages for source in stage.get("inputs") or ()]
+    for edge in [*({"source": source, "target": target} for source, target in pairs), *edges]:
+        ends = edge["source"], edge["target"]
+        found[ends] = {**found.get(ends, {}), **edge, **({"window_size": -1} if whole else {})}
+    return list(found.values())
+
+
+def _refuse_unknown_kind(stage: str, kind: str, model_arch: str) -> None:
+    known = models.kinds(model_arch)
+    if kind not in known:
+        near = get_close_matches(kind, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
+        raise ConfigError(f"Stage {stage}: there is no kind {kind!r}, {hint}")
+
+
+def _checked(server: ServerConfig) -> ServerConfig:
+    # A Struct checks its ranges when it is decoded, not when it is called.
     try:
-        return msgspec.convert(tree, struct)
+        return msgspec.convert(msgspec.to_builtins(server), ServerConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"The deploy config is wrong: {error}") from None
+        raise ConfigError(_with_path_first(str(error))) from None
+
+
+def _with_path_first(message: str) -> str:
+    """msgspec's "Expected … - at `$.stages[1].kind`" as "stages[1].kind: Expected …."."""
+    text, _, path = message.partition(" - at `$")
+    return f"{path.strip('.`')}: {text}." if path.strip(".`") else f"{text}."
 
 
 def _refuse_shared_names(pipelines: tuple[PipelineConfig, ...]) -> None:

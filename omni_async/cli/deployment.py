@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from omni_async import deploy, logs
 from omni_async.cli import flags
 from omni_async.config import Deployment, ServerConfig
 
 
-def make_parser(command: str, description: str) -> flags.Parser:
-    """A parser with MODEL, the deployment's flags, the server's limits and the log flags."""
-    parser = flags.Parser(prog=f"omni-async {command}", description=description, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="built-in name, folder or Hugging Face id")
-    parser.add_argument("--deploy-config", metavar="YAML", help="what to serve, instead of the model's own")
-    parser.add_argument("--stage-overrides", metavar="JSON", help='for example \'{"0": {"max_num_seqs": 4}}\'')
-    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    flags.add_struct(parser, ServerConfig, "limits and time-outs (seconds, bytes)")
-    parser.epilog = "--stage-N-FIELD VALUE sets a field of stage N, for example --stage-1-max-num-seqs 8."
+def make_parser(command: str, description: str, *, without: Collection[str] = ()) -> flags.Parser:
+    """A parser with MODEL, the deployment's flags, the server's limits and the log flags.
+
+    `without` names the fields of `ServerConfig` that would have no effect on this command.
+    """
+    parser = flags.Parser(command, description, flags.STAGE_FLAG_HELP)
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="built-in name, folder or Hugging Face id")
+    add("--deploy-config", metavar="YAML", help="laid over the pipeline of MODEL, or whole without MODEL")
+    add("--stage-overrides", metavar="JSON", help='fields of stages: \'{"0": {"max_num_seqs": 4}}\'')
+    add("--log-format", choices=logs.FORMATS, default="text", help="text or JSON lines on standard error")
+    add("--log-level", choices=logs.LEVELS, default="info", help="debug also logs every request")
+    flags.add_struct(parser, ServerConfig, "limits and time-outs", without=without)
     return parser
 
 

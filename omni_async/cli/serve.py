@@ -1,4 +1,8 @@
-"""`omni-async serve`: the HTTP and WebSocket server."""
+"""`omni-async serve`: the HTTP and WebSocket server.
+
+running → draining (first SIGTERM or SIGINT: new requests are refused, those in flight end) → stopping
+(second signal, or `drain_timeout`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import uvicorn
@@ -15,129 +20,130 @@ import uvicorn
 from omni_async.api.app import create_app
 from omni_async.api.config import ApiConfig
 from omni_async.cli import deployment, flags
+from omni_async.cli.listener import Listener, listen
 from omni_async.client import AsyncOmni
 from omni_async.config import Deployment
-from omni_async.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8091
-BACKLOG = 2048
+CLOSE_SECONDS = 5
+"""What connections get to take their last bytes after the engine has ended every request."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends at once."""
+    """Serve until SIGTERM or SIGINT."""
     parser = deployment.make_parser("serve", "Serve models over HTTP and WebSocket.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, default 127.0.0.1")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0: any free one")
-    parser.add_argument("--uds", metavar="PATH", help="listen on a unix socket instead")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help=f"0: any free one (default {DEFAULT_PORT})"
+    )
+    parser.add_argument("--uds", metavar="PATH", help="listen on a unix socket instead of host and port")
     flags.add_struct(parser, ApiConfig, "the HTTP and WebSocket edge")
     args, resolved = deployment.parse(parser, argv)
     api = flags.to_struct(args, ApiConfig)
-    sock, where = _bind(args.host, args.port, args.uds)
-    with sock:
-        return _run(serve(resolved, api, sock, where))
-
-
-def _run(coroutine: Any) -> int:
-    if sys.platform == "win32":
-        return asyncio.run(coroutine)
-    import uvloop
-
-    return uvloop.run(coroutine)
-
-
-def _bind(host: str, port: int, uds: str | None) -> tuple[socket.socket, str]:
-    """Bound before anything is loaded: a port in use must not cost a model's start-up."""
-    family = socket.AF_UNIX if uds else socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if uds:
-            sock.bind(uds)
-            return sock, f"unix:{uds}"
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(f"cannot listen on {uds or f'{host}:{port}'}: {error.strerror}.") from None
-    return sock, f"http://{host}:{sock.getsockname()[1]}"
-
-
-async def serve(resolved: Deployment, api: ApiConfig, sock: socket.socket, where: str) -> int:
-    """Start the stages, then accept; drain, then stop."""
-    omni = AsyncOmni(resolved)
-    stop = _stop_event()
-    starting = asyncio.ensure_future(omni.start())
-    stopped_early = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([starting, stopped_early], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        return 0
-    await starting
-    try:
-        await _serve_until(stop, omni, api, sock, where)
-    finally:
-        stopped_early.cancel()
-        await omni.close()
+    with listen(args.host, args.port, args.uds) as listener:
+        _run(serve(resolved, api, listener, debug=args.log_level == "debug"))
     return 0
 
 
-def _stop_event() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    if sys.platform == "win32":
+        asyncio.run(work)
+    else:
+        import uvloop
+
+        uvloop.run(work)
+
+
+async def serve(resolved: Deployment, api: ApiConfig, listener: Listener, *, debug: bool) -> None:
+    """Start the stages, accept, drain, stop."""
+    signals = Signals()
+    omni = AsyncOmni(resolved)
+    if not await _unless(signals.first, omni.start()):
+        return
+    try:
+        await _serve_until_stopped(signals, omni, _config(omni, api, debug), listener)
+    finally:
+        await omni.close()
+
+
+def _config(omni: AsyncOmni, api: ApiConfig, debug: bool) -> uvicorn.Config:
+    logging.getLogger("uvicorn").setLevel(logging.INFO if debug else logging.WARNING)
+    return uvicorn.Config(
+        create_app(omni, api),
+        log_config=None,
+        access_log=debug,
+        server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=api.ws_max_message_bytes,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        lifespan="on",
+    )
+
+
+async def _serve_until_stopped(
+    signals: Signals, omni: AsyncOmni, config: uvicorn.Config, listener: Listener
+) -> None:
+    server = _Server(config, lambda: print(_greeting(omni, listener), flush=True))
+    serving = asyncio.create_task(server.serve([listener.sock]))
+    await _unless(signals.first, asyncio.shield(serving))
+    await _unless(signals.second, omni.drain())
+    await omni.close()
+    server.should_exit = True
+    if not await _unless(signals.second, asyncio.shield(serving)):
+        server.force_exit = True
+        await serving
+
+
+class Signals:
+    """SIGTERM and SIGINT of the running loop's process, counted."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._count)
+
+    def _count(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> bool:
+    """Do `work`, but cancel it when `stop` is set. Whether it ended by itself; raises what it raises."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the first signal drains, and that is ours to do."""
+    """uvicorn that says when it accepts, and leaves the signals to us."""
 
-    def install_signal_handlers(self) -> None:
-        """None."""
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
 
-    def capture_signals(self) -> Any:
-        """None either."""
-        from contextlib import nullcontext
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
 
+    def capture_signals(self) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return nullcontext()
 
 
-async def _serve_until(
-    stop: asyncio.Event, omni: AsyncOmni, api: ApiConfig, sock: socket.socket, where: str
-) -> None:
-    config = uvicorn.Config(
-        create_app(omni, api),
-        log_config=None,
-        access_log=False,
-        ws="websockets-sansio",
-        ws_max_size=api.ws_max_message_bytes,
-        backlog=BACKLOG,
-        lifespan="off",
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve([sock]))
-    print(f"Ready on {where}\n{_example(omni, where)}", flush=True)
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stop.clear()
-    again = asyncio.create_task(stop.wait())
-    drain = asyncio.create_task(omni.drain())
-    await asyncio.wait([drain, again], return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    server.force_exit = again.done()
-    for task in (stopping, again, drain):
-        task.cancel()
-    await asyncio.gather(stopping, again, drain, return_exceptions=True)
-    await omni.close()
-    await serving
-
-
-def _example(omni: AsyncOmni, where: str) -> str:
-    if where.startswith("unix") or not any(pipeline.speech for pipeline in omni.pipelines):
-        return ""
-    return (
-        f"Try: curl {where}/v1/audio/speech -H 'Content-Type: application/json' "
-        "-d '{\"input\": \"Hello!\"}' -o hello.wav"
-    )
+def _greeting(omni: AsyncOmni, listener: Listener) -> str:
+    names = ", ".join(pipeline.name for pipeline in omni.pipelines)
+    path, body, output = "v1/echo", '{"text": "Hello!"}', ""
+    if any(pipeline.speech for pipeline in omni.pipelines):
+        path, body, output = "v1/audio/speech", '{"input": "Hello!"}', " -o hello.wav"
+    command = f"{listener.curl}{listener.url}/{path} -H 'Content-Type: application/json' -d '{body}'{output}"
+    return f"Serving {names} on {listener.url}. Try: {command}"
