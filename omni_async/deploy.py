@@ -179,7 +179,7 @@ def _edge(edge: Tree, tree: Tree) -> Tree:
 def _complete(edges: list[Tree], stages: list[Tree], *, whole: bool) -> list[Tree]:
     """One edge for every input of every stage, with what `edges` say of it; `whole` ones pass no chunks."""
     found: dict[tuple[Any, Any], Tree] = {}
-    pairs = [(source, stage.get("name")) for stage in stages for source in stage.get("inputs") or ()]
+    pairs = [(source, stage.get("name")) for stage in stages for source in stage.get("inputs", ())]
     for edge in [*({"source": source, "target": target} for source, target in pairs), *edges]:
         ends = edge["source"], edge["target"]
         found[ends] = {**found.get(ends, {}), **edge, **({"window_size": -1} if whole else {})}

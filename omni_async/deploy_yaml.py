@@ -58,9 +58,7 @@ def _check(value: Any, more: Collection[str], path: str = "") -> Tree:
     tree = check_mapping(value, (*_fields(PipelineConfig), *more), path)
     _each_stage(tree, path)
     for index, edge in enumerate(_list(tree, "edges", path)):
-        named = check_mapping(edge, (*_fields(EdgeConfig), "from", "to"), f"{path}edges[{index}].")
-        if {"from", "source"} <= named.keys() or {"to", "target"} <= named.keys():
-            raise ConfigError(f"{path}edges[{index}]: from and source, to and target are the same.")
+        _check_edge(edge, f"{path}edges[{index}]")
     if tree.get("speech") is not None:
         check_mapping(tree["speech"], _fields(SpeechConfig), f"{path}speech.")
     if tree.get("platforms") is not None:
@@ -71,13 +69,21 @@ def _check(value: Any, more: Collection[str], path: str = "") -> Tree:
     return tree
 
 
+def _check_edge(value: Any, path: str) -> None:
+    edge = check_mapping(value, (*_fields(EdgeConfig), "from", "to"), f"{path}.")
+    for name, other in (("source", "from"), ("target", "to")):
+        given = [edge[key] for key in (name, other) if key in edge]
+        if len(given) != 1 or not isinstance(given[0], str | int):
+            raise ConfigError(f"{path}: needs one {name} (or {other}), a stage's name or stage_id.")
+
+
 def _each_stage(tree: Tree, path: str) -> None:
     seen: set[Any] = set()
     for index, stage in enumerate(_list(tree, "stages", path)):
         at = f"{path}stages[{index}]"
         number = check_stage(stage, f"{at}.").get("stage_id")
-        if number is None:
-            raise ConfigError(f"{at}: stage_id is missing.")
+        if not isinstance(number, int):
+            raise ConfigError(f"{at}: needs a stage_id, a number.")
         if number in seen:
             raise ConfigError(f"{at}: stage_id {number} stands twice.")
         seen.add(number)
@@ -91,9 +97,14 @@ def _list(tree: Tree, key: str, path: str) -> list[Any]:
 
 def check_stage(value: Any, path: str) -> Tree:
     """`value` if it is a mapping of fields of `StageConfig`; `path` with its closing dot names it."""
-    return check_mapping(
-        value, _fields(StageConfig), path, "settings of its own engine go into engine_extras"
-    )
+    known = _fields(StageConfig)
+    stage = check_mapping(value, known, path, "settings of its own engine go into engine_extras")
+    inputs = stage.get("inputs", [])
+    if not isinstance(stage.get("name", ""), str):
+        raise ConfigError(f"{path}name: must be text.")
+    if not isinstance(inputs, list) or not all(isinstance(each, str) for each in cast(list[Any], inputs)):
+        raise ConfigError(f"{path}inputs: must be a list of names of stages.")
+    return stage
 
 
 def check_mapping(value: Any, known: Collection[str], path: str, otherwise: str = "") -> Tree:
