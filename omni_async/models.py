@@ -18,7 +18,7 @@ from omni_async import deploy_yaml
 from omni_async.errors import ConfigError
 
 CONFIG_FILES = ("model_index.json", "config.json")
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class Found(NamedTuple):
@@ -78,10 +78,9 @@ def _plain(name: str) -> str:
 
 def _declared_names(model: str, known: list[str]) -> list[str]:
     """What the model's own config says it is, the most telling name first."""
-    for name in CONFIG_FILES:
-        path = _config_path(model, name)
-        if path is not None:
-            return _names_in(path)
+    path = _config_in(Path(model)) or (_config_from_hub(model) if HUB_ID.fullmatch(model) else None)
+    if path is not None:
+        return _names_in(path)
     near = get_close_matches(model, known, 1)
     hint = f" Did you mean {near[0]}?" if near else f" Built in: {', '.join(known)}."
     raise ConfigError(
@@ -102,14 +101,12 @@ def _names_in(path: Path) -> list[str]:
     return [str(name) for name in declared if name]
 
 
-def _config_path(model: str, name: str) -> Path | None:
-    local = Path(model)
-    if local.is_dir():
-        return local / name if (local / name).is_file() else None
-    return _from_hub(model, name) if HUB_ID.fullmatch(model) and not model.startswith(".") else None
+def _config_in(folder: Path) -> Path | None:
+    return next((path for name in CONFIG_FILES if (path := folder / name).is_file()), None)
 
 
-def _from_hub(model: str, name: str) -> Path | None:
+def _config_from_hub(model: str) -> Path | None:
+    """The config of a Hugging Face model: from the cache if it is there, else fetched."""
     try:
         from huggingface_hub import (
             hf_hub_download,  # pyright: ignore[reportUnknownVariableType]
@@ -121,14 +118,15 @@ def _from_hub(model: str, name: str) -> Path | None:
             f"{model} looks like a Hugging Face id; install an extra that fetches such models, for example "
             "omni_async[diffusion]."
         ) from None
-    cached = try_to_load_from_cache(model, name)
-    if isinstance(cached, str):
-        return Path(cached)
-    try:
-        return Path(hf_hub_download(model, name))
-    except LocalEntryNotFoundError:
-        raise ConfigError(
-            f"{model} is not on this machine, and the Hugging Face hub does not answer."
-        ) from None
-    except HfHubHTTPError:
-        return None
+    for name in CONFIG_FILES:
+        if isinstance(cached := try_to_load_from_cache(model, name), str):
+            return Path(cached)
+    for name in CONFIG_FILES:
+        try:
+            return Path(hf_hub_download(model, name))
+        except LocalEntryNotFoundError:
+            message = f"{model} is not on this machine, and the Hugging Face hub does not answer."
+            raise ConfigError(message) from None
+        except HfHubHTTPError:
+            continue
+    return None
