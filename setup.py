@@ -1,12 +1,15 @@
-"""Install the root folders as subpackages of omni_async (README, "Layout")."""
+"""Install the root folders as subpackages of omni_async (CONTRIBUTING.md, "Where things go")."""
 
 from setuptools import find_packages, setup
 
 ROOTS = ("stages", "transports", "api")
-CORE = [p for p in find_packages(include=["omni_async", "omni_async.*"]) if p.split(".")[1:2] not in [[r] for r in ROOTS]]
-ROOTED = [p for root in ROOTS for p in find_packages(include=[root, f"{root}.*"])]
+
+core = find_packages(
+    include=["omni_async", "omni_async.*"], exclude=[f"omni_async.{root}*" for root in ROOTS]
+)
+rooted = find_packages(include=[pattern for root in ROOTS for pattern in (root, f"{root}.*")])
 
 setup(
-    packages=[*CORE, *(f"omni_async.{p}" for p in ROOTED)],
+    packages=[*core, *(f"omni_async.{package}" for package in rooted)],
     package_dir={f"omni_async.{root}": root for root in ROOTS},
 )
