@@ -146,4 +146,4 @@ def _greeting(omni: AsyncOmni, listener: Listener) -> str:
     if any(pipeline.speech for pipeline in omni.pipelines):
         path, body, output = "v1/audio/speech", '{"input": "Hello!"}', " -o hello.wav"
     command = f"{listener.curl}{listener.url}/{path} -H 'Content-Type: application/json' -d '{body}'{output}"
-    return f"Serving {names} on {listener.url}. Try: {command}"
+    return f"Serving {names} on {listener.url} - try: {command}"
