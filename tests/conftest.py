@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
 import psutil
@@ -55,6 +56,16 @@ async def leaves_no_task_behind() -> AsyncGenerator[None]:
     while left := asyncio.all_tasks() - before - {asyncio.current_task()}:
         assert time.monotonic() < deadline, f"tasks left running: {left}"
         await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """For tests that set up logging: the root logger is afterwards what it was before."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

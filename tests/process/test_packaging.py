@@ -131,7 +131,7 @@ def test_every_way_to_install_gives_the_same_package(
         "wheel": (wheel,),
         "sdist": (sdist,),
         "editable": ("--editable", checkout),
-        "git": (f"omni_async @ git+file://{checkout}",),
+        "git": (f"git+file://{checkout}",),
     }
     found = install(tmp_path / "env", *ways[how])
     home = checkout if how == "editable" else tmp_path / "env"

@@ -135,6 +135,7 @@ def test_stage_overrides_must_be_an_object_of_objects(text: str) -> None:
         flags.read_overrides(text)
 
 
+@pytest.mark.usefixtures("restored_logging")
 def test_flags_outrank_overrides() -> None:
     parser = deployment.make_parser("check", "A test.")
     overrides = json.dumps({"0": {"max_num_seqs": 3, "num_replicas": 2}})

@@ -6,21 +6,13 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from omni_async import logs
 
 
-@pytest.fixture(autouse=True)
-def restored_root() -> Iterator[None]:
-    """The root logger as it was before the test."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def record(message: str = "hello %s", *args: object, **fields: object) -> logging.LogRecord:
