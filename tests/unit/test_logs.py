@@ -11,7 +11,6 @@ import pytest
 
 from omni_async import logs
 
-
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
