@@ -6,33 +6,40 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from omni_async.config import StageConfig
 from omni_async.errors import ConfigError
 from omni_async.stages.executor import Chunk, Executor, StageRequest, State, StepOutput
-from omni_async.stages.models.hibari.decoder import LOOKAHEAD, Decoder, DecoderState
-from omni_async.stages.models.hibari.noise import FrameNoise, SentenceNoise
-from omni_async.stages.models.hibari.prosody import FRAME_CHANNELS
-from omni_async.stages.models.hibari.vocoder import SAMPLE_RATE, Noise, Vocoder
+from omni_async.stages.models.hibari.decoder import Decoder, DecoderState
+from omni_async.stages.models.hibari.frames import FRAME_CHANNELS
+from omni_async.stages.models.hibari.noise import FrameNoise
+from omni_async.stages.models.hibari.package_model import load_graph, model_path
+from omni_async.stages.models.hibari.pulses import SAMPLE_RATE
+from omni_async.stages.models.hibari.slices import FIRST_SLICES, SLICE
+from omni_async.stages.models.hibari.spectra import Floats, Spectra
+from omni_async.stages.models.hibari.vocoder import Vocoder
 from omni_async.stages.models.hibari.voices import VOICES
-from omni_async.stages.models.hibari.weights import load_decoder
 
-WARM_FRAMES = (20 + LOOKAHEAD, 80, 160)
+WARM_HZ = 200.0
+
+
+class SentenceSound:
+    """One sentence on its way through decoder and vocoder."""
+
+    def __init__(self) -> None:
+        self.decoder = DecoderState()
+        self.vocoder = Vocoder()
+        self.pitch: Floats = np.zeros(0, np.float32)
 
 
 class Code2WavState(State):
-    """A request's random numbers, and the sentence that is being decoded."""
+    """A request's voice and noise, and the sentence that is being made."""
 
-    def __init__(self, request: StageRequest, device: torch.device) -> None:
+    def __init__(self, request: StageRequest) -> None:
         super().__init__(request, has_upstream=True)
-        self.device = device
         self.voice = VOICES[request.params["voice"]]
-        self.rng = np.random.default_rng(request.seed)
-        self.pitch = torch.zeros(0)
-        self.decoder = DecoderState(device)
-        self.vocoder = Vocoder()
-        self.noise: Noise = FrameNoise(self.rng)
+        self.noise = FrameNoise(request.seed)
+        self.sentence = SentenceSound()
 
     @property
     def ready(self) -> bool:
@@ -44,71 +51,67 @@ class Code2WavState(State):
         """Frames of the next chunk."""
         return len(self.inputs[0].tensors["pitch"]) if self.inputs else 0
 
-    def begin(self, total: int | None) -> None:
-        """A new sentence, of `total` frames where that is known already."""
-        self.decoder = DecoderState(self.device)
-        self.vocoder = Vocoder()
-        self.pitch = torch.zeros(0)
-        self.noise = FrameNoise(self.rng) if total is None else SentenceNoise(self.rng, total)
-
 
 class Code2WavExecutor:
-    """hibari's decoder and vocoder."""
+    """hibari's decoder and vocoder. Rows run one after the other: on a CPU a batch would save nothing, and
+    so no row's bits can depend on another."""
 
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+        self._device = device
 
     def load(self) -> None:
-        """Load the network and decode a sentence in chunks of every size. Raises `ConfigError`."""
-        self.net: Decoder = load_decoder().to(self.device)
-        state = self.admit(StageRequest(request=0, params={"voice": "heart"}, seed=0))
-        for number, frames in enumerate(WARM_FRAMES):
-            meta = {"total": None, "first": number == 0, "last": False}
-            arrays = {
-                "frames": np.zeros((frames, FRAME_CHANNELS), np.float32),
-                "pitch": np.full(frames, 200.0, np.float32),
-            }
-            state.inputs.append(Chunk("talker", meta, arrays, final=False))
-            self.step([state])
+        """Load the network and make a sentence in chunks of every size. Raises `ConfigError`."""
+        torch.set_num_threads(1)
+        self._decoder = Decoder(load_graph(model_path()), self._device)
+        for voice in VOICES:
+            state = self.admit(StageRequest(request=0, params={"voice": voice}, seed=0))
+            sizes = (*FIRST_SLICES, SLICE)
+            for number, frames in enumerate(sizes):
+                state.inputs.append(_warm_chunk(frames, first=number == 0, last=number == len(sizes) - 1))
+                self.step([state])
 
     def admit(self, request: StageRequest) -> Code2WavState:
         """The state of a new request."""
-        return Code2WavState(request, self.device)
+        return Code2WavState(request)
 
-    @torch.inference_mode()
     def step(self, states: Sequence[Code2WavState]) -> list[list[StepOutput]]:
-        """Decode one chunk of each state, all in one ragged batch."""
-        chunks = [state.inputs[0] for state in states]
-        for state, chunk in zip(states, chunks, strict=True):
-            if chunk.meta["first"]:
-                state.begin(chunk.meta["total"])
-        maps = self.net(
-            [self._frames(chunk) for chunk in chunks],
-            [state.decoder for state in states],
-            [chunk.meta["last"] for chunk in chunks],
-        )
-        return [[self._sound(*each)] for each in zip(states, chunks, maps, strict=True)]
+        """Make a chunk of sound of each state's next chunk of frames."""
+        # All that may raise comes before the first state changes: a failed step is tried again row by row.
+        decoded = [self._decode(state) for state in states]
+        return [[self._sound(state, *each)] for state, each in zip(states, decoded, strict=True)]
 
-    def _frames(self, chunk: Chunk) -> Tensor:
-        return torch.from_numpy(np.array(chunk.tensors["frames"])).to(self.device)
+    def _decode(self, state: Code2WavState) -> tuple[Spectra, DecoderState]:
+        chunk = state.inputs[0]
+        before = DecoderState() if chunk.meta["first"] else state.sentence.decoder
+        spectra, after = self._decoder.advance(before, chunk.tensors["frames"], last=chunk.meta["last"])
+        return state.voice.colour(spectra), after
 
-    def _sound(self, state: Code2WavState, chunk: Chunk, maps: Tensor) -> StepOutput:
-        """The maps as PCM. The maps lag behind the frames, and so does the pitch that goes with them."""
-        state.pitch = torch.cat([state.pitch, torch.from_numpy(np.array(chunk.tensors["pitch"]))])
-        pitch, state.pitch = state.pitch.split([len(maps), len(state.pitch) - len(maps)])
-        coloured = state.voice.colour(maps.cpu())
-        pcm = state.vocoder.push(coloured, pitch, state.noise, last=chunk.meta["last"])
-        state.inputs.popleft()
-        return StepOutput(
-            tensors={"pcm": pcm.numpy()}, duration=len(pcm) / SAMPLE_RATE, final=chunk.final
-        )
+    def _sound(self, state: Code2WavState, spectra: Spectra, after: DecoderState) -> StepOutput:
+        chunk = state.inputs.popleft()
+        if chunk.meta["first"]:
+            state.sentence = SentenceSound()
+        sentence = state.sentence
+        sentence.decoder = after
+        # The spectra lag behind the frames, and so does the pitch that goes with them.
+        pitch = np.concatenate([sentence.pitch, chunk.tensors["pitch"]])
+        ready, sentence.pitch = pitch[: len(spectra)], pitch[len(spectra) :]
+        pcm = sentence.vocoder.push(spectra, ready, state.noise, last=chunk.meta["last"])
+        return StepOutput(tensors={"pcm": pcm}, duration=len(pcm) / SAMPLE_RATE, final=chunk.final)
 
     def abort(self, state: Code2WavState) -> None:
         """Nothing is held outside the state."""
 
     def close(self) -> None:
         """Let the network go."""
-        del self.net
+        del self._decoder
+
+
+def _warm_chunk(frames: int, *, first: bool, last: bool) -> Chunk:
+    arrays = {
+        "frames": np.zeros((frames, FRAME_CHANNELS), np.float32),
+        "pitch": np.full(frames, WARM_HZ, np.float32),
+    }
+    return Chunk("talker", {"first": first, "last": last}, arrays, final=False)
 
 
 def create(config: StageConfig) -> Executor:

@@ -1,20 +1,20 @@
-"""The initializers of an ONNX file, read without the `onnx` package.
+"""What an ONNX file holds, read without the `onnx` package.
 
-An ONNX file is a protobuf; only the few fields that lead to constant tensors are followed
-(ModelProto.graph = 7, GraphProto.initializer = 5, TensorProto as in onnx.proto3).
+An ONNX file is a protobuf; only the few fields that lead to nodes and constant tensors are followed
+(ModelProto.graph = 7, GraphProto.node = 1 and initializer = 5, as in onnx.proto3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_DTYPES: dict[int, type[np.generic]] = {
+DTYPES: dict[int, type[np.generic]] = {
     1: np.float32,
     2: np.uint8,
     3: np.int8,
@@ -22,24 +22,45 @@ _DTYPES: dict[int, type[np.generic]] = {
     7: np.int64,
 }
 
-Field = tuple[int, int | memoryview]
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation: the names that it reads and makes, and its encoded form."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    encoded: memoryview
 
 
-def read_initializers(path: Path) -> dict[str, NDArray[Any]]:
-    """Every constant tensor of the file's graph, by name. Raises `ValueError` for another dtype."""
-    model = memoryview(path.read_bytes())
-    graph = next(value for number, value in _fields(model) if number == 7 and isinstance(value, memoryview))
-    tensors = (value for number, value in _fields(graph) if number == 5 and isinstance(value, memoryview))
-    return dict(map(_tensor, tensors))
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph's parts by name, still encoded: `inputs` and `values` tell shapes, of the graph's inputs and
+    of what is made between."""
+
+    nodes: tuple[Node, ...]
+    initializers: dict[str, memoryview]
+    inputs: dict[str, memoryview]
+    values: dict[str, memoryview]
 
 
-def _tensor(data: memoryview) -> tuple[str, NDArray[Any]]:
+def read_graph(model: bytes) -> Graph:
+    """The main graph of an encoded ModelProto."""
+    encoded = next(_bytes_fields(memoryview(model), 7))
+    return Graph(
+        nodes=tuple(map(_node, _bytes_fields(encoded, 1))),
+        initializers={_name(tensor, 8): tensor for tensor in _bytes_fields(encoded, 5)},
+        inputs={_name(value, 1): value for value in _bytes_fields(encoded, 11)},
+        values={_name(value, 1): value for value in _bytes_fields(encoded, 13)},
+    )
+
+
+def read_tensor(encoded: memoryview) -> NDArray[Any]:
+    """An initializer as an array. Raises `ValueError` for a dtype that is not read here."""
     dims: list[int] = []
-    dtype, name = 1, ""
-    raw: memoryview | None = None
+    dtype = 1
+    raw, floats = b"", b""
     ints: list[int] = []
-    floats = b""
-    for number, value in _fields(data):
+    for number, value in fields(encoded):
         match number:
             case 1:
                 dims += _ints(value)
@@ -49,33 +70,19 @@ def _tensor(data: memoryview) -> tuple[str, NDArray[Any]]:
                 floats += bytes(value)
             case 5:
                 ints += _ints(value)
-            case 8 if isinstance(value, memoryview):
-                name = bytes(value).decode()
             case 9 if isinstance(value, memoryview):
-                raw = value
+                raw = bytes(value)
             case _:
                 pass
-    if dtype not in _DTYPES:
-        raise ValueError(f"{name}: ONNX data type {dtype} is not read here")
-    if raw is not None:
-        return name, np.frombuffer(raw, _DTYPES[dtype]).reshape(dims)
-    if floats:
-        return name, np.frombuffer(floats, np.float32).reshape(dims)
-    return name, np.array(ints, _DTYPES[dtype]).reshape(dims)
+    if dtype not in DTYPES:
+        raise ValueError(f"ONNX data type {dtype} is not read here")
+    if ints:
+        return np.array(ints).astype(DTYPES[dtype]).reshape(dims)
+    return np.frombuffer(raw or floats, DTYPES[dtype]).reshape(dims)
 
 
-def _ints(value: int | memoryview) -> list[int]:
-    """A repeated integer field, packed or not."""
-    if isinstance(value, int):
-        return [value]
-    found, at = [], 0
-    while at < len(value):
-        number, at = _varint(value, at)
-        found.append(number)
-    return found
-
-
-def _fields(data: memoryview) -> Iterator[Field]:
+def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Number and value of each field of an encoded protobuf message."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -90,6 +97,34 @@ def _fields(data: memoryview) -> Iterator[Field]:
             size = {_FIXED64: 8, _FIXED32: 4}[wire]
         yield number, data[at : at + size]
         at += size
+
+
+def _bytes_fields(data: memoryview, wanted: int) -> Iterator[memoryview]:
+    for number, value in fields(data):
+        if number == wanted and isinstance(value, memoryview):
+            yield value
+
+
+def _node(encoded: memoryview) -> Node:
+    inputs = tuple(bytes(name).decode() for name in _bytes_fields(encoded, 1))
+    outputs = tuple(bytes(name).decode() for name in _bytes_fields(encoded, 2))
+    return Node(inputs, outputs, encoded)
+
+
+def _name(encoded: memoryview, number: int) -> str:
+    return bytes(next(_bytes_fields(encoded, number))).decode()
+
+
+def _ints(value: int | memoryview) -> list[int]:
+    """A repeated integer field, packed or not."""
+    if isinstance(value, int):
+        return [value]
+    found: list[int] = []
+    at = 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        found.append(number)
+    return found
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
 
-from hibari.g2p import G2P
-from hibari.tts import MAX_PHONEMES, Hibari
+g2p: Any = import_module("hibari.g2p")  # the package has no types
+tts: Any = import_module("hibari.tts")
+MAX_PHONEMES: int = tts.MAX_PHONEMES
 
 MAX_CHARS = 600
 """A longer sentence is cut before its phonemes are looked up: it keeps that look-up short and linear."""
 
+LONGEST_RUN, MOST_ATOMS, MOST_DIGITS = 48, 24, 18
+"""Of what stands between two spaces: characters, words and signs, digits in a row. The package's look-up
+takes time by the cube of the atoms (minutes for 600 characters of "a-") and knows no word for larger
+numbers; what has more gets a space in between."""
+
+_RUN = re.compile(rf"\S{{{MOST_ATOMS},}}")
+_DIGITS = re.compile(rf"\d{{{MOST_DIGITS}}}(?=\d)")
+_ATOM = re.compile(rf"[^\W\d_]{{1,{LONGEST_RUN}}}|\d+|.")
 _CLAUSE = re.compile(r"(?<=[,;:—])\s+")
 
 
@@ -18,7 +31,7 @@ class Phonemizer:
     """English text to phoneme ids. Not safe for several threads."""
 
     def __init__(self) -> None:
-        self._g2p = G2P(british=False)
+        self._g2p = g2p.G2P(british=False)
         self._ids = _vocabulary()
 
     def sentences(self, text: str) -> Iterator[list[int]]:
@@ -26,8 +39,9 @@ class Phonemizer:
 
         Sentences without anything to say are passed over.
         """
-        for sentence in Hibari.split_sentences(text):
-            for piece in cut(" ".join(sentence.split()), MAX_CHARS):
+        sentences: list[str] = tts.Hibari.split_sentences(text)
+        for sentence in sentences:
+            for piece in cut(loosen(" ".join(sentence.split())), MAX_CHARS):
                 for phonemes in _fit(self._g2p(piece) or ""):
                     ids = [self._ids[ch] for ch in phonemes if ch in self._ids]
                     if ids:
@@ -62,8 +76,21 @@ def cut(text: str, limit: int) -> list[str]:
     return [piece for piece in (*pieces, text[start:].strip()) if piece]
 
 
-def _vocabulary() -> dict[str, int]:
-    import json
-    from importlib.resources import files
+def loosen(text: str) -> str:
+    """`text` with spaces within runs of characters that would take the look-up too long."""
+    return _RUN.sub(lambda run: _loosen_run(run[0]), _DIGITS.sub(r"\g<0> ", text))
 
+
+def _loosen_run(run: str) -> str:
+    parts, atoms = [""], 0
+    for atom in _ATOM.findall(run):
+        if atoms == MOST_ATOMS or len(parts[-1]) + len(atom) > LONGEST_RUN:
+            parts.append("")
+            atoms = 0
+        parts[-1] += atom
+        atoms += 1
+    return " ".join(parts)
+
+
+def _vocabulary() -> dict[str, int]:
     return json.loads((files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8"))

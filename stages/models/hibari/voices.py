@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from omni_async.stages.models.hibari.decoder import BINS
+from omni_async.stages.models.hibari.spectra import BINS, Floats, Spectra
 
 NYQUIST = 12000.0
 PIVOT_HZ = 1000.0
@@ -23,19 +22,13 @@ class Voice:
     formants: float = 1.0
     tilt: float = 0.0
 
-    def colour(self, maps: Tensor) -> Tensor:
-        """Maps [n, 5·601] with formants moved and spectrum tilted."""
+    def colour(self, spectra: Spectra) -> Spectra:
+        """The spectra with formants moved and magnitudes tilted."""
         if self.formants == 1.0 and self.tilt == 0.0:
-            return maps
-        parts = maps.view(-1, 5, BINS)
-        if self.formants != 1.0:
-            low, high, weight = _warp(self.formants)
-            parts = torch.lerp(parts[..., low], parts[..., high], weight)
-        if self.tilt:
-            parts = parts.clone()
-            # Harmonics, noise and rest are levels; theta and phi between them are phases.
-            parts[:, (0, 2, 3)] += _tilt(self.tilt)
-        return parts.reshape(-1, 5 * BINS)
+            return spectra
+        harmonic, harmonic_phase, noise, free, free_phase = (_moved(m, self.formants) for m in spectra.maps)
+        gain = _tilt(self.tilt)
+        return Spectra(harmonic * gain, harmonic_phase, noise * gain, free * gain, free_phase)
 
 
 VOICES = {
@@ -48,16 +41,24 @@ VOICES = {
 }
 
 
+def _moved(m: Floats, formants: float) -> Floats:
+    low, high, weight = _warp(formants)
+    moved = m[:, high] - m[:, low]
+    moved *= weight
+    moved += m[:, low]
+    return moved
+
+
 @lru_cache
-def _warp(formants: float) -> tuple[Tensor, Tensor, Tensor]:
+def _warp(formants: float) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
     """For each bin, the two bins it comes from and the weight of the second."""
-    source = (torch.arange(BINS) / formants).clamp(max=BINS - 1)
-    low = source.floor().long()
-    return low, (low + 1).clamp(max=BINS - 1), source - low
+    source = np.minimum(np.arange(BINS) / formants, BINS - 1)
+    low = np.floor(source).astype(np.intp)
+    return low, np.minimum(low + 1, BINS - 1), (source - low).astype(np.float32)
 
 
 @lru_cache
-def _tilt(decibels: float) -> Tensor:
-    """Natural-log gain [601] per bin."""
-    hertz = torch.linspace(0, NYQUIST, BINS).clamp(min=PIVOT_HZ)
-    return torch.log2(hertz / PIVOT_HZ) * decibels * math.log(10) / 20
+def _tilt(decibels: float) -> Floats:
+    """Gain [601] per bin."""
+    hertz = np.maximum(np.linspace(0, NYQUIST, BINS), PIVOT_HZ)
+    return (10 ** (np.log2(hertz / PIVOT_HZ) * decibels / 20)).astype(np.float32)
