@@ -11,9 +11,19 @@ import soxr
 from numpy.typing import NDArray
 
 RECOGNISER_RATE = 16000
-NUMBERS = dict(
-    zip("0 1 2 3 4 5 6 7 8 9 10".split(), "zero one two three four five six seven eight nine ten".split(), strict=True)
-)
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+NAMES += [
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+NUMBERS = {str(number): name for number, name in enumerate([*NAMES, "twenty"])}
 
 
 def word_error_rate(reference: str, pcm: NDArray[np.float32], sample_rate: int) -> float:
@@ -62,7 +72,7 @@ def _model() -> Any:
 
 
 def _words(text: str) -> list[str]:
-    words = re.findall(r"[a-z0-9']+", text.lower().replace("'", ""))
+    words: list[str] = re.findall(r"[a-z0-9']+", text.lower().replace("'", ""))
     return [NUMBERS.get(word, word) for word in words]
 
 

@@ -2,16 +2,14 @@
 
 Each step sees the encoder's vectors of the current phoneme and its neighbours, how long it has been on
 that phoneme, and its own four codes of the step before (pitch twice, energy twice); it gives the chance
-of moving on and the next four codes. Sampling is `sampler.py`.
+of moving on and the next four codes. Here it is as it is trained; `step_network.py` runs it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -26,10 +24,6 @@ LONGEST_PHONEME = 48
 LOW_HZ, HIGH_HZ = 80.0, 360.0
 UNVOICED_HZ = 40.0
 ENERGY_RANGE = 10.0
-
-TILE = 8
-"""Linear layers see this many rows at a time, the last ones padded: the kernel, and with it every bit of a
-row, is then the same whatever the batch."""
 
 Codes = NDArray[np.int64]
 
@@ -62,37 +56,6 @@ def with_neighbours(text: Floats) -> Floats:
     return np.concatenate([text, np.append(text[1:], text[-1:], 0), np.append(text[:1], text[:-1], 0)], 1)
 
 
-class Cache:
-    """Keys and values of one row in one layer, [heads, steps, width], grown by doubling."""
-
-    def __init__(self, heads: int, width: int, device: torch.device) -> None:
-        self.keys = torch.zeros(heads, 64, width, device=device)
-        self.values = torch.zeros(heads, 64, width, device=device)
-
-    def put(self, at: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store step `at` and return all keys and values up to it."""
-        if at == self.keys.shape[1]:
-            self.keys = torch.cat([self.keys, torch.zeros_like(self.keys)], 1)
-            self.values = torch.cat([self.values, torch.zeros_like(self.values)], 1)
-        self.keys[:, at], self.values[:, at] = key, value
-        return self.keys[:, : at + 1], self.values[:, : at + 1]
-
-
-class Linear(nn.Linear):
-    """A linear layer; outside of training it works in tiles."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., in] → [..., out]."""
-        if self.training:
-            return super().forward(input)
-        rows = len(input)
-        padded = functional.pad(input, (0, 0, 0, -rows % TILE))
-        tiles = [
-            functional.linear(padded[at : at + TILE], self.weight, self.bias) for at in range(0, rows, TILE)
-        ]
-        return torch.cat(tiles)[:rows]
-
-
 class Block(nn.Module):
     """A pre-norm transformer layer."""
 
@@ -100,27 +63,17 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = Linear(width, 3 * width)
-        self.attention_out = Linear(width, width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
         self.hidden_norm = nn.LayerNorm(width)
-        self.hidden_in = Linear(width, 2 * width)
-        self.hidden_out = Linear(2 * width, width)
+        self.hidden_in = nn.Linear(width, 2 * width)
+        self.hidden_out = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training: [batch, steps, width], causal."""
+        """[batch, steps, width] → the same; each step sees itself and those before."""
         q, k, v = self._heads(x).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self._finish(x, mixed.transpose(1, 2).flatten(2))
-
-    def step(self, x: Tensor, caches: Sequence[Cache], at: Sequence[int]) -> Tensor:
-        """One step of a ragged batch: [rows, width]; row i is at step `at[i]` and attends to its own
-        past alone."""
-        mixed: list[Tensor] = []
-        for (q, k, v), cache, position in zip(self._heads(x), caches, at, strict=True):
-            keys, values = cache.put(position, k, v)
-            weights = torch.softmax(torch.bmm(q[:, None], keys.mT) / math.sqrt(q.shape[-1]), -1)
-            mixed.append(torch.bmm(weights, values).flatten())
-        return self._finish(x, torch.stack(mixed))
 
     def _heads(self, x: Tensor) -> Tensor:
         return self.attention_in(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
@@ -137,38 +90,20 @@ class Autoregressive(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.text = Linear(3 * TEXT, self.WIDTH)
+        self.text = nn.Linear(3 * TEXT, self.WIDTH)
         self.elapsed = nn.Embedding(LONGEST_PHONEME, self.WIDTH)
         self.previous = nn.ModuleList([nn.Embedding(CODES + 1, self.WIDTH) for _ in range(GROUPS)])
         self.blocks = nn.ModuleList([Block(self.WIDTH, self.HEADS) for _ in range(self.LAYERS)])
         self.norm = nn.LayerNorm(self.WIDTH)
-        self.head = Linear(self.WIDTH, GROUPS * CODES + 1)
+        self.head = nn.Linear(self.WIDTH, GROUPS * CODES + 1)
 
     def forward(self, text: Tensor, elapsed: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        """Training: text [B, T, 576], elapsed [B, T], previous [B, T, 4] → logits of moving on [B, T] and
+        """text [B, T, 576], elapsed [B, T], previous [B, T, 4] → logits of moving on [B, T] and
         of the codes [B, T, 4, 64]."""
-        x = self.embed(text, elapsed, previous)
+        x = self.text(text) + self.elapsed(elapsed)
+        for number, embedding in enumerate(self.previous):
+            x = x + embedding(previous[..., number])
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
         return logits[..., 0], logits[..., 1:].unflatten(-1, (GROUPS, CODES))
-
-    def new_caches(self) -> list[Cache]:
-        """For a sentence that begins: one cache a layer."""
-        device = self.head.weight.device
-        return [Cache(self.HEADS, self.WIDTH // self.HEADS, device) for _ in range(self.LAYERS)]
-
-    def step(self, embedded: Tensor, caches: Sequence[Sequence[Cache]], at: Sequence[int]) -> Tensor:
-        """One step of each row: embedded inputs [rows, width] → logits [rows, 1 + 4·64]."""
-        x = embedded
-        for number, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            x = block.step(x, [row[number] for row in caches], at)
-        return self.head(self.norm(x))
-
-    def embed(self, text: Tensor, elapsed: Tensor, previous: Tensor) -> Tensor:
-        """The inputs of steps [..., 576], [...] and [..., 4] as one vector each."""
-        x = self.text(text) + self.elapsed(elapsed)
-        for number, embedding in enumerate(self.previous):
-            x = x + embedding(previous[..., number])
-        return x

@@ -61,7 +61,8 @@ class Decoder:
         """Frames [n, 130] → spectra [m, 601] of the frames that are now certain, and the next state.
 
         m = n - 27 for a sentence's first frames (at least 28, unless they are the last too), n + 27 for
-        its last ones, n between. `state` is not changed.
+        its last ones, n between. `state` is not changed. Chunks of two frames or more give the same
+        bits as the sentence in one piece.
         """
         end = REACH if last else 0
         whole = np.concatenate([state.frames, frames, np.zeros((end, FRAME_CHANNELS), np.float32)])
@@ -106,7 +107,8 @@ class _DecoderGraph(GraphBuilder):
     def _first(self) -> str:
         # A convolution as a product with windows: onnxruntime's own differs in its last bits with length.
         weight = self._array("m.dec_in.weight").reshape(CHANNELS, WINDOW).T
-        return self.node("Gemm", "windows", self.constant(weight), self._tensor("m.dec_in.bias"))
+        product = self.node("MatMul", "windows", self.constant(weight))
+        return self.node("Add", product, self._tensor("m.dec_in.bias"))
 
     def _block(self, x: str, number: int) -> str:
         """A ConvNeXt block: depthwise convolution, LayerNorm, two linears, scaled residual."""

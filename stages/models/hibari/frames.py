@@ -50,7 +50,13 @@ class Frames:
 
 def retimed_length(frames: int, factor: float) -> int:
     """How many frames `frames` become, from a sentence's beginning on."""
-    return -int(-frames // factor)
+    count = int(frames / factor)
+    # As many as there are places whose source, rounded as `retimed` rounds it, lies before `frames`.
+    while int(count * factor) < frames:
+        count += 1
+    while count and int((count - 1) * factor) >= frames:
+        count -= 1
+    return count
 
 
 def assemble(content: Floats, index: NDArray[np.intp], pitch: Floats, energy: Floats) -> Frames:

@@ -43,9 +43,8 @@ class Phonemizer:
         for sentence in sentences:
             for piece in cut(loosen(" ".join(sentence.split())), MAX_CHARS):
                 for phonemes in _fit(self._g2p(piece) or ""):
-                    ids = [self._ids[ch] for ch in phonemes if ch in self._ids]
-                    if ids:
-                        yield [0, *ids, 0]
+                    if any(map(str.isalpha, phonemes)):
+                        yield [0, *(self._ids[ch] for ch in phonemes if ch in self._ids), 0]
 
 
 def _fit(phonemes: str) -> list[str]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -18,7 +15,6 @@ from omni_async.stages.models.hibari.autoregressive import (
     GROUPS,
     LONGEST_PHONEME,
     START,
-    Autoregressive,
     Codes,
     decode_energy,
     decode_pitch,
@@ -27,6 +23,7 @@ from omni_async.stages.models.hibari.autoregressive import (
 from omni_async.stages.models.hibari.frames import Frames, assemble
 from omni_async.stages.models.hibari.prosody import UNIT_FRAMES, Encoded
 from omni_async.stages.models.hibari.spectra import Floats
+from omni_async.stages.models.hibari.step_network import LAYERS, Cache, StepNetwork
 
 WEIGHTS = Path(__file__).parent / "weights" / "talker.safetensors"
 ADVANCE_TEMPERATURE = 0.5
@@ -42,12 +39,12 @@ LONGEST_FACTOR, LONGEST_EXTRA = 2.0, 40
 class SampledSentence:
     """One sentence on its way: where it is, what it has said, and its own random numbers."""
 
-    def __init__(self, encoded: Encoded, net: Autoregressive, *, temperature: float) -> None:
+    def __init__(self, encoded: Encoded, *, temperature: float) -> None:
         self.content = encoded.content
         self.text = with_neighbours(encoded.text)
         self._heat = np.float32(max(temperature, COLDEST))
         self.longest = int(LONGEST_FACTOR * float(encoded.units.sum())) + LONGEST_EXTRA
-        self.caches = net.new_caches()
+        self.caches = [Cache() for _ in range(LAYERS)]
         self.phoneme = 0
         self.elapsed = 0
         self.previous: Codes = np.full(GROUPS, START, np.int64)
@@ -92,33 +89,23 @@ class SampledSentence:
 class Sampler:
     """The network, and how a ragged batch of sentences takes a step of it."""
 
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
-        self._net = Autoregressive().eval()
+    def __init__(self, weights: Path = WEIGHTS) -> None:
         try:
-            self._net.load_state_dict(load_file(WEIGHTS))
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise ConfigError(f"{WEIGHTS} cannot be loaded: {error}") from error
-        self._net.to(self._device)
+            self._net = StepNetwork(load_file(weights))
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{weights} cannot be loaded: {error}") from error
 
-    def begin(self, encoded: Encoded, *, temperature: float) -> SampledSentence:
-        """A sentence at its beginning."""
-        return SampledSentence(encoded, self._net, temperature=temperature)
-
-    @torch.inference_mode()
     def step(self, rows: Sequence[SampledSentence], generators: Sequence[np.random.Generator]) -> None:
-        """Advance every row by 25 ms. Raises `FloatingPointError`, and changes none, when logits are not
+        """Advance every row by 25 ms. Raises `FloatingPointError`, and moves none, when logits are not
         finite."""
-        text = self._tensor(np.stack([row.text[row.phoneme] for row in rows]))
-        elapsed = self._tensor(np.array([row.elapsed for row in rows]))
-        previous = self._tensor(np.stack([row.previous for row in rows]))
-        embedded = self._net.embed(text, elapsed, previous)
-        logits = self._net.step(embedded, [row.caches for row in rows], [row.steps for row in rows])
-        values = logits.cpu().numpy()
-        if not np.isfinite(values).all():
+        logits = self._net.step(
+            np.stack([row.text[row.phoneme] for row in rows]),
+            np.array([row.elapsed for row in rows]),
+            np.stack([row.previous for row in rows]),
+            [row.caches for row in rows],
+            [row.steps for row in rows],
+        )
+        if not np.isfinite(logits).all():
             raise FloatingPointError("the talker's logits are not finite")
-        for row, generator, one in zip(rows, generators, values, strict=True):
+        for row, generator, one in zip(rows, generators, logits, strict=True):
             row.take(one, generator)
-
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.as_tensor(array).to(self._device)

@@ -83,7 +83,7 @@ class TalkerExecutor:
         """Load the networks and speak a sentence with each talker. Raises `ConfigError`."""
         torch.set_num_threads(1)
         self._prosody = Prosody(load_graph(model_path()), self._device)
-        self._sampler = Sampler(self._device)
+        self._sampler = Sampler()
         self._phonemizer = Phonemizer()
         for temperature in (0.0, 1.0):
             params = {"text": "This warms up, zzyzx.", "voice": "heart", "temperature": temperature}
@@ -115,7 +115,7 @@ class TalkerExecutor:
             raise InvalidRequest("input has nothing to speak in it.", param="input")
         if state.temperature > 0:
             encoded = self._prosody.encode(ids)
-            state.begin(self._sampler.begin(encoded, temperature=state.temperature))
+            state.begin(SampledSentence(encoded, temperature=state.temperature))
             return
         frames = self._prosody.speak(ids, state.native_speed).pitched(state.voice.pitch)
         slices = state.begin(None)

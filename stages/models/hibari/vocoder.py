@@ -73,7 +73,7 @@ class OverlapAdd:
             power[k : k + count] += WINDOW_POWER[k]
         self._sound, self._power = sound[count:], power[count:]
         # Frames are centred: two hops before the first and one behind the last are not part of the sound.
-        first, end = min(self._skip, count), count + 2 if last else count
+        first, end = (self._skip, count + 2) if last else (min(self._skip, count), count)
         self._skip -= first
         pcm = sound[first:end]
         pcm /= np.maximum(power[first:end], 1e-11)
