@@ -78,10 +78,12 @@ def decode(values: Floats, sizes: list[int]) -> Spectra:
     for piece in pieces(len(values), sizes):
         spectra, state = decoder().advance(state, values[piece], last=piece.stop == len(values))
         parts.append(spectra)
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.followed_by(part)
-    return whole
+    return join(*parts)
+
+
+def join(*parts: Spectra) -> Spectra:
+    """The parts, one after the other."""
+    return Spectra(*map(np.concatenate, zip(*(part.maps for part in parts), strict=True)))
 
 
 def as_logarithms(spectra: Spectra) -> list[Floats]:
@@ -103,12 +105,14 @@ def package_noise(seed: int, frames: int) -> Noise:
     return take
 
 
-def vocode(spectra: Spectra, pitch: Floats, noise: Noise, sizes: list[int]) -> Floats:
-    """In chunks of `sizes`."""
-    vocoder, parts = Vocoder(), list[Floats]()
+def vocode(spectra: Spectra, pitch: Floats, noise: Noise, sizes: list[int], ahead: int = 27) -> Floats:
+    """In chunks of `sizes`, with the pitch `ahead` of the spectra."""
+    vocoder, parts, known = Vocoder(), list[Floats](), 0
     for piece in pieces(len(pitch), sizes):
-        some = Spectra(*(m[piece] for m in spectra.maps))
-        parts.append(vocoder.push(some, pitch[piece], noise, last=piece.stop == len(pitch)))
+        some, last = Spectra(*(m[piece] for m in spectra.maps)), piece.stop == len(pitch)
+        new = pitch[known:] if last else pitch[known : piece.stop + ahead]
+        known += len(new)
+        parts.append(vocoder.push(some, new, noise, last=last))
     return np.concatenate(parts)
 
 
@@ -142,7 +146,7 @@ def test_decoding_in_chunks_is_decoding_whole_bit_for_bit(sizes: list[int]) -> N
 def test_a_lost_tail_would_show() -> None:
     values, _ = frames_of(LONG)
     whole = decode(values, [len(values)])
-    in_two = decode(values[:100], [100]).followed_by(decode(values[100:], [len(values)]))
+    in_two = join(decode(values[:100], [100]), decode(values[100:], [len(values)]))
     assert np.abs(np.log(whole.noise) - np.log(in_two.noise)).max() > 0.5
 
 
@@ -166,6 +170,15 @@ def test_sound_in_chunks_is_the_packages_synthesis(sizes: list[int]) -> None:
     ours = vocode(spectra, pitch, package_noise(5, len(pitch)), sizes)
     assert len(ours) == len(theirs)
     assert np.abs(ours - theirs).max() < 1e-4
+
+
+def test_sound_needs_the_pitch_ahead_of_it() -> None:
+    values, pitch = frames_of(LONG)
+    spectra = decode(values, [160])
+    expected = vocode(spectra, pitch, FrameNoise(5), [50], ahead=27)
+    assert np.abs(vocode(spectra, pitch, FrameNoise(5), [50], ahead=2) - expected).max() < 1e-6
+    with pytest.raises(ValueError, match="not known yet"):
+        vocode(spectra, pitch, FrameNoise(5), [50], ahead=1)
 
 
 def test_other_noise_would_show() -> None:

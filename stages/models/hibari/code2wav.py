@@ -16,7 +16,7 @@ from omni_async.stages.models.hibari.noise import FrameNoise
 from omni_async.stages.models.hibari.package_model import load_graph, model_path
 from omni_async.stages.models.hibari.pulses import SAMPLE_RATE
 from omni_async.stages.models.hibari.slices import FIRST_SLICES, SLICE
-from omni_async.stages.models.hibari.spectra import Floats, Spectra
+from omni_async.stages.models.hibari.spectra import Spectra
 from omni_async.stages.models.hibari.vocoder import Vocoder
 from omni_async.stages.models.hibari.voices import VOICES
 
@@ -29,7 +29,6 @@ class SentenceSound:
     def __init__(self) -> None:
         self.decoder = DecoderState()
         self.vocoder = Vocoder()
-        self.pitch: Floats = np.zeros(0, np.float32)
 
 
 class Code2WavState(State):
@@ -92,10 +91,8 @@ class Code2WavExecutor:
             state.sentence = SentenceSound()
         sentence = state.sentence
         sentence.decoder = after
-        # The spectra lag behind the frames, and so does the pitch that goes with them.
-        pitch = np.concatenate([sentence.pitch, chunk.tensors["pitch"]])
-        ready, sentence.pitch = pitch[: len(spectra)], pitch[len(spectra) :]
-        pcm = sentence.vocoder.push(spectra, ready, state.noise, last=chunk.meta["last"])
+        pitch, last = chunk.tensors["pitch"], chunk.meta["last"]
+        pcm = sentence.vocoder.push(spectra, pitch, state.noise, last=last)
         return StepOutput(tensors={"pcm": pcm}, duration=len(pcm) / SAMPLE_RATE, final=chunk.final)
 
     def abort(self, state: Code2WavState) -> None:

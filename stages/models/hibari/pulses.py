@@ -58,13 +58,14 @@ class PulseTrain:
             return np.zeros(len(hertz), np.float32)
         turns *= 2 * math.pi
         angle = turns.astype(np.float32)
-        order = np.floor(HIGHEST_HZ / hertz)
+        order = np.floor(np.divide(HIGHEST_HZ, hertz, out=hertz), out=hertz)
         order += 0.5
-        below = _sin(angle * 0.5)
-        below *= 2
-        flat = np.abs(below) <= 2e-3
-        below[flat] = 1
         pulses = _sin(order * angle)
+        angle *= 0.5
+        below = _sin(angle)
+        below *= 2
+        flat = np.flatnonzero(np.abs(below, out=angle) <= 2e-3)
+        below[flat] = 1
         pulses /= below
         pulses[flat] = order[flat]
         pulses -= 0.5
@@ -79,22 +80,22 @@ class SourceWindows:
         self._samples: Floats = np.zeros(0, np.float32)
         self._begun = False
 
-    def push(self, samples: Floats, *, last: bool) -> tuple[Floats, NDArray[np.bool_]]:
-        """The next samples → the windows [n, 1200] that are now whole, and which of them have sound."""
-        samples = np.concatenate([self._samples, samples])
-        before = HALF if not self._begun and (last or len(samples) > HALF) else 0
+    def add(self, samples: Floats, *, last: bool) -> None:
+        """The next samples. Those that come before the first window is taken must be 601 at least, if they
+        are not the last too."""
+        known = np.concatenate([self._samples, samples])
+        before = 0 if self._begun else HALF
+        self._begun = True
         if before or last:
-            samples = np.pad(samples, (before, HALF if last else 0), mode="reflect")
-        self._begun |= before > 0
-        whole = (len(samples) - N_FFT) // HOP + (0 if last else 1)
-        count = max(0, whole) if self._begun else 0
-        # What stays is two hops at least, which is what the end is mirrored from.
-        self._samples = samples[count * HOP :]
-        if count == 0:
-            return np.zeros((0, N_FFT), np.float32), np.zeros(0, np.bool_)
-        hops = samples[: (count + 3) * HOP].reshape(-1, HOP).any(1)
-        sounds: NDArray[np.bool_] = np.logical_or.reduce(sliding_window_view(hops, 4), 1)
-        return sliding_window_view(samples, N_FFT)[::HOP][:count], sounds
+            known = np.pad(known, (before, HALF if last else 0), mode="reflect")
+        self._samples = known
+
+    def take(self, count: int) -> Floats:
+        """The next windows [count, 1200], as a view."""
+        windows = sliding_window_view(self._samples, N_FFT)[::HOP][:count]
+        # What stays is three hops at least; the end is mirrored from two.
+        self._samples = self._samples[count * HOP :]
+        return windows
 
 
 def _interpolate(known: Floats) -> Floats:

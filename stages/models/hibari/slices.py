@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from omni_async.stages.models.hibari.decoder import LOOKAHEAD
 from omni_async.stages.models.hibari.frames import Frames, join
 
-FIRST_SLICES = (20 + LOOKAHEAD, 80)
+FIRST_SLICES = (20 + LOOKAHEAD, 80, 160)
 """Frames of a sentence's first slices; of the first one the decoder makes a fifth of a second."""
 
-SLICE = 160
-"""Frames of every later slice: 2 s of audio."""
+SLICE = 320
+"""Frames of every later slice: 4 s of audio."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,3 @@ class Spectra:
     def maps(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """The five in their order."""
         return self.harmonic, self.harmonic_phase, self.noise, self.free, self.free_phase
-
-    def split(self, at: int) -> tuple[Spectra, Spectra]:
-        """The first `at` frames and the rest, as views."""
-        return Spectra(*(m[:at] for m in self.maps)), Spectra(*(m[at:] for m in self.maps))
-
-    def followed_by(self, more: Spectra) -> Spectra:
-        """These frames and then those."""
-        return Spectra(*map(np.concatenate, zip(self.maps, more.maps, strict=True)))

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni_async.stages.models.hibari.pulses import HALF, HOP, N_FFT, PulseTrain, SourceWindows
-from omni_async.stages.models.hibari.spectra import BINS, Floats, Spectra
+from omni_async.stages.models.hibari.spectra import Floats, Spectra
 
 fft: Any = torch.fft  # it has no types
 
@@ -37,20 +37,18 @@ class Vocoder:
         self._train = PulseTrain()
         self._windows = SourceWindows()
         self._adder = OverlapAdd()
-        self._waiting = Spectra(*[np.zeros((0, BINS), np.float32)] * 5)
 
     def push(self, spectra: Spectra, pitch: Floats, noise: Noise, *, last: bool) -> Floats:
-        """Spectra [n, 601] and pitch [n] in Hz of the next frames → float32 PCM [samples].
+        """Spectra [m, 601] and pitch [n] in Hz of the next frames → float32 PCM [samples].
 
-        Four frames lag behind until `last`; then exactly 300 samples a frame have been given.
+        Pitch must run ahead of spectra, by two frames at least until `last`. Two frames' worth of samples
+        lag behind until `last`; then exactly 300 samples a frame have been given.
         """
-        windows, sounding = self._windows.push(self._train.push(pitch, last=last), last=last)
-        if len(self._waiting):
-            spectra = self._waiting.followed_by(spectra)
-        ready, self._waiting = spectra.split(len(windows))
-        if not len(ready):
-            return np.zeros(0, np.float32)
-        return self._adder.push(synthesize(ready, windows, sounding, noise(len(ready))), last=last)
+        self._windows.add(self._train.push(pitch, last=last), last=last)
+        windows = self._windows.take(len(spectra))
+        if len(windows) < len(spectra):
+            raise ValueError("the pitch of these frames is not known yet")
+        return self._adder.push(synthesize(spectra, windows, noise(len(spectra))), last=last)
 
 
 class OverlapAdd:
@@ -80,17 +78,15 @@ class OverlapAdd:
         return pcm.reshape(-1)
 
 
-def synthesize(spectra: Spectra, windows: Floats, sounding: NDArray[np.bool_], noise: Complex) -> Floats:
-    """Spectra [n, 601], source windows [n, 1200], whether these are not silent [n], noise [n, 601] →
-    windowed frames of sound [n, 1200]."""
+def synthesize(spectra: Spectra, windows: Floats, noise: Complex) -> Floats:
+    """Spectra [n, 601], source windows [n, 1200] and noise [n, 601] → windowed frames of sound [n, 1200]."""
     spectrum = _polar(spectra.free, spectra.free_phase)
     noise *= spectra.noise
     spectrum += noise
-    if sounding.any():
-        source = torch.as_tensor(windows[sounding] * SOURCE_WINDOW)
-        filtered = _polar(spectra.harmonic[sounding], spectra.harmonic_phase[sounding])
-        filtered *= fft.rfft(source).numpy()
-        spectrum[sounding] += filtered
+    if windows.any():
+        filtered = _polar(spectra.harmonic, spectra.harmonic_phase)
+        filtered *= fft.rfft(torch.as_tensor(windows * SOURCE_WINDOW)).numpy()
+        spectrum += filtered
     frames: Floats = fft.irfft(torch.as_tensor(spectrum), N_FFT).numpy()
     frames *= WINDOW
     return frames
