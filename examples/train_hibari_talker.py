@@ -173,6 +173,7 @@ def train(net: Autoregressive, examples: Sequence[Example], minutes: float) -> N
     """Train for `minutes`, with a cosine schedule over the time."""
     held_out, kept = examples[:HELD_OUT], examples[HELD_OUT:]
     optimizer = torch.optim.AdamW(net.parameters(), PEAK_RATE, weight_decay=0.01)
+    report(net, held_out, 0, 0.0)
     began, step = time.monotonic(), 0
     while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
         rate = PEAK_RATE * min(1, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2)
