@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
+import select
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
+from omni_async.transports.run_dir import remove_tree
 from omni_async.transports.zeromq import MonitorSender, SyncZmqChannel
 
 from omni_async import logs
@@ -26,6 +27,7 @@ from omni_async.stages.worker import Progress, Worker
 
 HEARTBEAT_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
+PARENT_END_SECONDS = 1.0
 
 
 def main(argv: list[str]) -> int:
@@ -86,24 +88,25 @@ def die_with_parent(run_dir: Path) -> None:
     leave.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-
-    def on_sigterm(*_: object) -> None:
-        if os.getppid() != parent:
-            shutil.rmtree(run_dir, ignore_errors=True)
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGTERM, lambda *_: _leave(run_dir))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     threading.Thread(target=_watch_parent, args=(run_dir,), name="parent-watch", daemon=True).start()
+
+
+def _leave(run_dir: Path) -> None:
+    # The kernel sends the signal when the parent's thread dies, a moment before its files are closed.
+    ended, _, _ = select.select([0], [], [], PARENT_END_SECONDS)
+    if ended:
+        remove_tree(run_dir)
+    os._exit(0)
 
 
 def _watch_parent(run_dir: Path) -> None:
     # Standard input is a pipe that only the engine holds: it ends when the engine does.
     while os.read(0, 4096):
         pass
-    shutil.rmtree(run_dir, ignore_errors=True)
+    remove_tree(run_dir)
     os._exit(0)
 
 

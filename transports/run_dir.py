@@ -72,7 +72,7 @@ class RunDir:
         """Remove the folder with all that is in it; the second time nothing happens."""
         if self._lock is None:
             return
-        _remove_tree(self.path)
+        remove_tree(self.path)
         os.close(self._lock)
         self._lock = None
 
@@ -118,7 +118,7 @@ def _reap(root: Path) -> list[Path]:
     with _alone_in(root):
         stale = [path for path in root.iterdir() if not path.is_symlink() and _is_abandoned(path)]
         for path in stale:
-            _remove_tree(path)
+            remove_tree(path)
     return stale
 
 
@@ -138,7 +138,8 @@ def _is_abandoned(path: Path) -> bool:
     return True
 
 
-def _remove_tree(path: Path) -> None:
+def remove_tree(path: Path) -> None:
+    """Remove a run folder, whoever else is about to."""
     # ZeroMQ and orphaned workers make and unlink files of theirs at the same moment: look again.
     while path.exists():
         try:

@@ -39,7 +39,7 @@ def test_sigterm_ends_server_and_workers_and_leaves_nothing() -> None:
         assert len(run_dirs() - before) == 1
         assert server.stop() == 0
         poll_until(lambda: gone(workers), 2)
-    assert run_dirs() == before
+    assert run_dirs() <= before
 
 
 def test_kill_9_of_the_server_leaves_nothing_behind() -> None:
@@ -50,7 +50,7 @@ def test_kill_9_of_the_server_leaves_nothing_behind() -> None:
         server.process.kill()
         server.process.wait()
         poll_until(lambda: gone(workers), 2)
-        poll_until(lambda: run_dirs() == before, 2)
+        poll_until(lambda: run_dirs() <= before, 2)
 
 
 def test_a_killed_worker_comes_back_and_its_undelivered_requests_are_answered() -> None:
