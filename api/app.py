@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
 
 from omni_async.api.client import OmniClient
 from omni_async.api.config import ApiConfig
@@ -35,14 +32,24 @@ def create_app(omni: OmniClient, config: ApiConfig | None = None) -> Starlette:
     life = AppLife(omni, MediaPool(config.media_threads))
     if any(pipeline.speech for pipeline in omni.pipelines):
         life.media.warm()
-    app = Starlette(
-        routes=_routes(omni, config, life.media),
-        middleware=[Middleware(Gateway, config=config, before=life.ensure_started)],
-        exception_handlers={HTTPException: _leave_to_gateway},
-        lifespan=life.run,
-    )
+    app = _App(routes=_routes(omni, config, life.media), lifespan=life.run)
     app.router.redirect_slashes = False
+    app.gateway = Gateway(app.router, config, life.ensure_started)
     return app
+
+
+class _App(Starlette):
+    """Starlette with one layer round its router: the gateway answers every error, those of the router
+    too, so that Starlette's own two layers for that would never have anything to do."""
+
+    gateway: ASGIApp
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The gateway, and whatever the app's owner has added with `add_middleware` round it."""
+        app = self.gateway
+        for middleware, args, kwargs in reversed(self.user_middleware):
+            app = middleware(app, *args, **kwargs)
+        return app
 
 
 def _routes(omni: OmniClient, config: ApiConfig, media: MediaPool) -> list[BaseRoute]:
@@ -72,5 +79,3 @@ def _ops_routes(omni: OmniClient) -> list[BaseRoute]:
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
 
 
-async def _leave_to_gateway(request: Request, error: Exception) -> Response:
-    raise error

@@ -28,6 +28,9 @@ T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 _encoder = msgspec.json.Encoder()
 
+WATCH_AFTER = 0.02
+"""Seconds."""
+
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first value of the header `name` (lower case)."""
@@ -112,19 +115,24 @@ async def end_stream(send: Send) -> None:
 class WhileConnected:
     """Runs the block while the client is there; its disconnect cancels the block and raises `ClientGone`.
 
-    Must be left before the answer's last piece is sent: servers report a disconnect after that.
+    It looks from `WATCH_AFTER` on: an answer that is sooner ready saves the watching task. Must be left
+    before the answer's last piece is sent: servers report a disconnect after that.
     """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._gone = False
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER, self._start)
         return self
+
+    def _start(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -135,6 +143,8 @@ class WhileConnected:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._gone and self._task.uncancel() == 0:
             raise ClientGone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from omni_async.api.client import OmniClient
 from omni_async.status import Health, ReplicaStatus, RequestRecord, StageStatus
+
+M = TypeVar("M", Counter, Histogram)
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2, 3, 5, 10)
@@ -48,20 +51,29 @@ class _RequestMetrics:
         self._audio = counter("omni_audio_seconds", "Seconds of audio delivered.")
         self._underrun = counter("omni_underrun_seconds", "Seconds that listeners waited in mid-stream.")
         self._streams = counter("omni_streams", "Streams played while made that ended normally.")
+        self._children: dict[tuple[int | str, ...], Counter | Histogram] = {}
         self._gapless = counter("omni_gapless_streams", "Those of omni_streams without a gap.")
 
     def observe(self, record: RequestRecord) -> None:
         """Count an ended request."""
         model = record.pipeline
-        self._finished.labels(model, record.reason).inc()
+        self._child(self._finished, model, record.reason).inc()
         if record.retries:
             self._retries.labels(model).inc(record.retries)
         if record.reason == "refused":
             return
-        self._seconds.labels(model).observe(record.total_seconds)
-        self._queue.labels(model).observe(record.queue_seconds)
+        self._child(self._seconds, model).observe(record.total_seconds)
+        self._child(self._queue, model).observe(record.queue_seconds)
         if record.media_seconds > 0:
             self._observe_media(model, record)
+
+    def _child(self, metric: M, *labels: str) -> M:
+        """`metric.labels(…)`, looked up once: that look-up takes a lock and costs more than counting."""
+        key = (id(metric), *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return cast(M, child)
 
     def _observe_media(self, model: str, record: RequestRecord) -> None:
         if record.first_chunk_seconds is not None:

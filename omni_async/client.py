@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +15,7 @@ from omni_async.config import Deployment, PipelineConfig, ServerConfig
 from omni_async.echo import Echo
 from omni_async.engine import Engine, Observer
 from omni_async.errors import EngineDead, InvalidRequest, NotFound
+from omni_async.ids import new_id
 from omni_async.outputs import AudioChunk, TextChunk
 from omni_async.speech import Speech
 from omni_async.status import Health
@@ -49,6 +49,9 @@ class AsyncOmni:
             model=model, deploy_config=deploy_config, stage_overrides=stage_overrides, server=server
         )
         self.started = False
+        self._first_of_kind = {
+            kind: pipeline for pipeline in reversed(self.pipelines) for kind in kinds_of(pipeline)
+        }
         self._engine: Engine | None = None
         self._observers: list[Observer] = []
 
@@ -103,9 +106,8 @@ class AsyncOmni:
         another kind.
         """
         if model is None:
-            for pipeline in self.pipelines:
-                if kind in kinds_of(pipeline):
-                    return pipeline
+            if kind in self._first_of_kind:
+                return self._first_of_kind[kind]
             raise NotFound(f"No model for {kind} is loaded.", param="model", code="model_not_found")
         for pipeline in self.pipelines:
             if model == pipeline.name or model in pipeline.aliases:
@@ -129,7 +131,7 @@ class AsyncOmni:
         stream = self._engine.submit(
             pipeline.name,
             resolve(request, pipeline),
-            request_id=request_id or uuid.uuid4().hex,
+            request_id=request_id or new_id(),
             seed=request.seed if isinstance(request, Speech) else None,
             gapless=request.gapless if isinstance(request, Speech) else True,
             timeout=timeout,

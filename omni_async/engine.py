@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,6 +59,7 @@ class Engine:
         self._make_launcher = make_launcher or self._default_launcher
         self._streams: dict[int, ResultStream] = {}
         self._keys = itertools.count(1)
+        self._random = random.Random()
         self._timer: asyncio.TimerHandle | None = None
         self._supervisor: Supervisor | None = None
         self._run_dir: RunDir | None = None
@@ -152,7 +153,7 @@ class Engine:
                 request_id=request_id,
                 pipeline=pipeline,
                 params=params,
-                seed=secrets.randbits(32) if seed is None else seed,
+                seed=self._random.getrandbits(32) if seed is None else seed,
                 gapless=gapless,
                 deadline=time.monotonic() + (timeout or self.config.request_timeout),
             )

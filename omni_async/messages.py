@@ -151,4 +151,7 @@ class Heartbeat(_Message, kw_only=True):
     batch_size: float = 0.0
 
 
+SCHEDULING = (Output, Consumed, Failed)
+"""What a worker says about requests; the rest is about itself."""
+
 WorkerMessage = Hello | Ready | Output | Consumed | Failed | Fatal | Heartbeat

@@ -16,7 +16,17 @@ import msgspec
 from omni_async.config import PipelineConfig, ServerConfig, StageConfig
 from omni_async.errors import EngineDead, OmniError
 from omni_async.launcher import Handle, Launcher
-from omni_async.messages import Configure, EngineMessage, Fatal, Heartbeat, Hello, Ready, Stop, WorkerMessage
+from omni_async.messages import (
+    SCHEDULING,
+    Configure,
+    EngineMessage,
+    Fatal,
+    Heartbeat,
+    Hello,
+    Ready,
+    Stop,
+    WorkerMessage,
+)
 from omni_async.pool import replica_names
 from omni_async.restarts import RestartBudget
 from omni_async.status import ReplicaState, ReplicaStatus
@@ -164,6 +174,9 @@ class Supervisor:
             handle.channel.close()
 
     def _on_message(self, replica: Replica, message: WorkerMessage, frames: Sequence[Any]) -> None:
+        if isinstance(message, SCHEDULING):
+            self.on_message(replica.name, message, frames)
+            return
         match message:
             case Ready():
                 log.info("worker %s is ready after %.1f s", replica.name, message.load_seconds)
@@ -177,8 +190,6 @@ class Supervisor:
                 pass
             case Heartbeat():
                 self.on_heartbeat(message)
-            case _:
-                self.on_message(replica.name, message, frames)
 
     # --- watching ----------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ def _config(omni: AsyncOmni, api: ApiConfig, debug: bool) -> uvicorn.Config:
         log_config=None,
         access_log=debug,
         server_header=False,
+        proxy_headers=False,
         ws="websockets-sansio",
         ws_max_size=api.ws_max_message_bytes,
         timeout_graceful_shutdown=CLOSE_SECONDS,
