@@ -77,5 +77,3 @@ def _ops_routes(omni: OmniClient) -> list[BaseRoute]:
         "/openapi.json": OpenApiEndpoint(has_echo=has_echo),
     }
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
-
-

@@ -32,9 +32,7 @@ def measure(servers: list[Server], body: Any, clients: int) -> dict[str, dict[st
             assert not found["errors"], (server.name, found)
             found["cpu_us"] = (server.cpu_seconds() - cpu) / found["requests"] * 1e6
             seen[server.name].append(found)
-    return {
-        name: {key: median(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()
-    }
+    return {name: {key: median(row[key] for row in rows) for key in rows[0]} for name, rows in seen.items()}
 
 
 def main() -> None:

@@ -59,11 +59,14 @@ class Listener:
 async def listen(port: int, text: str) -> Listener:
     """One listener, from its connection to its last byte or the end of its patience."""
     body = json.dumps({"input": text, "response_format": "pcm", "stream": True}).encode()
-    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = (
+        "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     listener = Listener()
     parser = httptools.HttpResponseParser(listener)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + b"\r\n\r\n" + body)
+    writer.write(head.encode() + body)
     try:
         async with asyncio.timeout(PATIENCE):
             while not listener.done and (data := await reader.read(1 << 16)):
@@ -124,11 +127,20 @@ def main() -> None:
     """All policies, one after the other."""
     found = {policy: sought(policy) for policy in POLICIES}
     rows: list[tuple[Any, ...]] = [
-        (policy, t["rate"], int(t["listeners"]), 100 * t["content"], 1000 * t["first_p95"], 100 * t["with_gaps"])
+        (
+            policy,
+            t["rate"],
+            int(t["listeners"]),
+            100 * t["content"],
+            1000 * t["first_p95"],
+            100 * t["with_gaps"],
+        )
         for policy, trials in found.items()
         for t in trials
     ]
-    table("listeners", ("policy", "arrivals/s", "listeners", "% content", "first p95 ms", "% with gaps"), rows)
+    table(
+        "listeners", ("policy", "arrivals/s", "listeners", "% content", "first p95 ms", "% with gaps"), rows
+    )
     best = {
         policy: max((t["rate"] for t in trials if t["content"] >= CONTENT), default=0.0)
         for policy, trials in found.items()

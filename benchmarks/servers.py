@@ -1,4 +1,4 @@
-"""Servers under measurement: ours and the peers, as processes on free ports, with their CPU time and memory."""
+"""Servers under measurement: ours and the peers, as processes on free ports, and their CPU time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,14 @@ def serving(name: str, command: tuple[str, ...], probe: str, body: dict[str, obj
         port = sock.getsockname()[1]
     args = [sys.executable, *(word.format(port=port) for word in command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(args, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        args,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     server = Server(name, process, port)
     try:
         _wait(server, probe, body)

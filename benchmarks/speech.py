@@ -17,7 +17,9 @@ from benchmarks.peers.package import make
 from benchmarks.report import goal, save, table
 from benchmarks.servers import Server, litserve, mosec, ours, serving, starlette
 
-SENTENCE = "The {} brown fox jumps over the lazy dog while seven small birds watch quietly from the old wooden fence"
+SENTENCE = (
+    "The {} brown fox jumps over the lazy dog while seven small birds watch quietly from the old wooden fence"
+)
 TWENTY = SENTENCE.format("quick") + "."
 FORTY = SENTENCE.format("quick") + ", and the" + SENTENCE.format("slow")[3:] + "."
 THREE = " ".join(SENTENCE.format(word) + "." for word in ("quick", "slow", "red"))
@@ -61,14 +63,21 @@ def ask(text: str, *, stream: bool) -> Callable[[Server], tuple[str, dict[str, A
         if server.name == OURS:
             body = {"input": text, "response_format": "pcm", "stream": stream}
             return server.url("/v1/audio/speech"), body
-        paths = {"starlette": "/stream" if stream else "/speech", "mosec": "/inference", "litserve": "/predict"}
+        paths = {
+            "starlette": "/stream" if stream else "/speech",
+            "mosec": "/inference",
+            "litserve": "/predict",
+        }
         return server.url(paths[server.name]), {"text": text}
 
     return request
 
 
 def measure(
-    servers: Sequence[Server], request: Callable[[Server], tuple[str, dict[str, Any]]], clients: int, audio: float
+    servers: Sequence[Server],
+    request: Callable[[Server], tuple[str, dict[str, Any]]],
+    clients: int,
+    audio: float,
 ) -> Figures:
     """Medians over rounds."""
     seen: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
@@ -127,7 +136,9 @@ def report(
     ]
     header = ("clients", "server", "requests/s", "p50 ms", "p99 ms", "audio s per CPU s")
     table("whole answers of 20 words", header, rows)
-    rows = [(n, name, f["first_p50"], f["first_p95"]) for n, found in three.items() for name, f in found.items()]
+    rows = [
+        (n, name, f["first_p50"], f["first_p95"]) for n, found in three.items() for name, f in found.items()
+    ]
     table("first byte of three sentences", ("clients", "server", "p50 ms", "p95 ms"), rows)
     print()
     factor = twenty["total_p50"] / 1000 / direct["audio"] / direct["real_time_factor"]

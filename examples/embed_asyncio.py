@@ -1,6 +1,6 @@
 """Serve inside your own asyncio program, without HTTP: three voices speak at once.
 
-    python examples/embed_asyncio.py --output-dir .
+`python examples/embed_asyncio.py --output-dir .`
 """
 
 from __future__ import annotations

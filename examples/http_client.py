@@ -1,6 +1,6 @@
 """Speak a sentence over HTTP with the `openai` client and save it.
 
-    python examples/http_client.py --url http://127.0.0.1:8091 --output hello.wav "Hello there."
+`python examples/http_client.py --url http://127.0.0.1:8091 --output hello.wav "Hello there."`
 """
 
 from __future__ import annotations

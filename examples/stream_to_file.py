@@ -1,6 +1,6 @@
 """Play as it is made: read the PCM stream, report when each second of audio arrived, save a WAV.
 
-    python examples/stream_to_file.py --url http://127.0.0.1:8091 --output story.wav
+`python examples/stream_to_file.py --url http://127.0.0.1:8091 --output story.wav`
 """
 
 from __future__ import annotations

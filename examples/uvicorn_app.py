@@ -1,6 +1,6 @@
 """Deploy under plain uvicorn, with your own settings.
 
-    uvicorn examples.uvicorn_app:app --port 8093
+`uvicorn examples.uvicorn_app:app --port 8093`
 """
 
 from __future__ import annotations

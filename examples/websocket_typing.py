@@ -1,6 +1,6 @@
 """Speak while somebody types: send text in small pieces over the WebSocket, save what is said.
 
-    python examples/websocket_typing.py --url ws://127.0.0.1:8091 --output typed.wav
+`python examples/websocket_typing.py --url ws://127.0.0.1:8091 --output typed.wav`
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
-class EdgeConfig(_Config, kw_only=True):
+class EdgeConfig(_Config, frozen=True, kw_only=True):
     """One edge of the stage graph.
 
     `window_size` chunks of one request may be unconsumed on the edge (-1: the target starts when
@@ -36,7 +36,7 @@ class EdgeConfig(_Config, kw_only=True):
     max_inflight: NonNegative = 0
 
 
-class StageConfig(_Config, kw_only=True):
+class StageConfig(_Config, frozen=True, kw_only=True):
     """One stage: what runs, where, how often and how wide.
 
     `max_num_seqs` requests hold a slot of a replica; `max_batch_size` of them (0: all) and
@@ -64,7 +64,7 @@ class StageConfig(_Config, kw_only=True):
     env: dict[str, str] = {}
 
 
-class SpeechConfig(_Config, kw_only=True):
+class SpeechConfig(_Config, frozen=True, kw_only=True):
     """What a speech pipeline can do, so that the API process can refuse the rest without torch.
 
     `fields` names the optional fields of `Speech` that the model honours (`speed`, `language`,
@@ -81,7 +81,7 @@ class SpeechConfig(_Config, kw_only=True):
     extra_params: dict[str, dict[str, Any]] = {}
 
 
-class PipelineConfig(_Config, kw_only=True):
+class PipelineConfig(_Config, frozen=True, kw_only=True):
     """One served model: a graph of stages and what it answers to."""
 
     name: str
@@ -95,7 +95,7 @@ class PipelineConfig(_Config, kw_only=True):
     echo: bool = False
 
 
-class ServerConfig(_Config, kw_only=True):
+class ServerConfig(_Config, frozen=True, kw_only=True):
     """Limits and time-outs of one server; every field is a CLI flag of `serve`."""
 
     max_queue: NonNegative = 256
@@ -110,7 +110,7 @@ class ServerConfig(_Config, kw_only=True):
     single_process: bool = False
 
 
-class Deployment(_Config, kw_only=True):
+class Deployment(_Config, frozen=True, kw_only=True):
     """All that one engine serves."""
 
     pipelines: tuple[PipelineConfig, ...]

@@ -244,10 +244,8 @@ class Engine:
 
     def _stage_status(self, pipeline: str, stage: str) -> StageStatus:
         pool = self.scheduler.pools[pipeline, stage]
-        replicas = () if self._supervisor is None else self._supervisor.replicas
-        statuses = tuple(
-            self._supervisor.replicas[name].status() for name in pool.replicas if name in replicas
-        )  # type: ignore[union-attr]
+        replicas = {} if self._supervisor is None else self._supervisor.replicas
+        statuses = tuple(replicas[name].status() for name in pool.replicas if name in replicas)  # type: ignore[union-attr]
         up = len(pool.available)
         return StageStatus(
             pipeline=pipeline,

@@ -40,7 +40,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 # --- engine → worker -----------------------------------------------------------------
 
 
-class Configure(_Message, kw_only=True):
+class Configure(_Message, frozen=True, kw_only=True):
     """The first message to a worker: its resolved stage config, as builtins."""
 
     stage: dict[str, Any]
@@ -48,7 +48,7 @@ class Configure(_Message, kw_only=True):
     inline_limit: int
 
 
-class Submit(_Message, kw_only=True):
+class Submit(_Message, frozen=True, kw_only=True):
     """Open a request at this stage. `due_in` is seconds from now until its next output is due."""
 
     request: int
@@ -60,7 +60,7 @@ class Submit(_Message, kw_only=True):
     tensors: Tensors = {}
 
 
-class Input(_Message, kw_only=True):
+class Input(_Message, frozen=True, kw_only=True):
     """Chunk number `seq` of the output of stage `source`. `final` marks the last."""
 
     request: int
@@ -72,7 +72,7 @@ class Input(_Message, kw_only=True):
     due_in: float = 0.0
 
 
-class Credit(_Message, kw_only=True):
+class Credit(_Message, frozen=True, kw_only=True):
     """All consumers are done with output chunks below `upto`; their memory may be reused."""
 
     request: int
@@ -80,13 +80,13 @@ class Credit(_Message, kw_only=True):
     due_in: float
 
 
-class Abort(_Message, kw_only=True):
+class Abort(_Message, frozen=True, kw_only=True):
     """Forget the request at once; nothing more is to be sent for it."""
 
     request: int
 
 
-class Stop(_Message, kw_only=True):
+class Stop(_Message, frozen=True, kw_only=True):
     """Close the executor and leave."""
 
 
@@ -96,19 +96,19 @@ EngineMessage = Configure | Submit | Input | Credit | Abort | Stop
 # --- worker → engine -----------------------------------------------------------------
 
 
-class Hello(_Message, kw_only=True):
+class Hello(_Message, frozen=True, kw_only=True):
     """The worker process runs and waits for `Configure`."""
 
     pid: int
 
 
-class Ready(_Message, kw_only=True):
+class Ready(_Message, frozen=True, kw_only=True):
     """The model is loaded and warm."""
 
     load_seconds: float
 
 
-class Output(_Message, kw_only=True):
+class Output(_Message, frozen=True, kw_only=True):
     """Chunk number `seq` of this stage's output; `duration` is its length in seconds of media."""
 
     request: int
@@ -119,7 +119,7 @@ class Output(_Message, kw_only=True):
     final: bool = False
 
 
-class Consumed(_Message, kw_only=True):
+class Consumed(_Message, frozen=True, kw_only=True):
     """Input chunks of `source` below `upto` have been used; their memory may be reused."""
 
     request: int
@@ -127,20 +127,20 @@ class Consumed(_Message, kw_only=True):
     upto: int
 
 
-class Failed(_Message, kw_only=True):
+class Failed(_Message, frozen=True, kw_only=True):
     """This stage fails this request; the worker has forgotten it."""
 
     request: int
     error: ErrorInfo
 
 
-class Fatal(_Message, kw_only=True):
+class Fatal(_Message, frozen=True, kw_only=True):
     """The worker cannot go on (for example: its model does not load) and leaves."""
 
     error: ErrorInfo
 
 
-class Heartbeat(_Message, kw_only=True):
+class Heartbeat(_Message, frozen=True, kw_only=True):
     """Sent every second by a thread of its own, also while a step runs."""
 
     replica: str

@@ -16,14 +16,13 @@ import threading
 import time
 from pathlib import Path
 
-from omni_async.transports.run_dir import remove_tree
-from omni_async.transports.zeromq import MonitorSender, SyncZmqChannel
-
 from omni_async import logs
 from omni_async.messages import Heartbeat
 from omni_async.stages.registry import create_executor
 from omni_async.stages.serve import handshake, serve
 from omni_async.stages.worker import Progress, Worker
+from omni_async.transports.run_dir import remove_tree
+from omni_async.transports.zeromq import MonitorSender, SyncZmqChannel
 
 HEARTBEAT_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1

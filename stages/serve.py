@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from omni_async.transports.shm import Arena, ArenaReader
 
 from omni_async.config import StageConfig
 from omni_async.errors import OmniError, StageFailed
@@ -17,6 +16,7 @@ from omni_async.messages import Configure, EngineMessage, Fatal, Hello, Ready, W
 from omni_async.stages.executor import Executor
 from omni_async.stages.worker import Worker
 from omni_async.transports.channel import SyncChannel
+from omni_async.transports.shm import Arena, ArenaReader
 
 log = logging.getLogger(__name__)
 

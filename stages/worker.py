@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from omni_async.transports.shm import Arena, ArenaReader, pack, unpack
-
 from omni_async.config import StageConfig
 from omni_async.errors import OmniError, StageFailed
 from omni_async.messages import (
@@ -31,6 +29,7 @@ from omni_async.messages import (
 from omni_async.stages.batcher import Batcher, Row
 from omni_async.stages.executor import Chunk, Executor, StageRequest, StepOutput
 from omni_async.transports.channel import SyncChannel
+from omni_async.transports.shm import Arena, ArenaReader, pack, unpack
 
 log = logging.getLogger(__name__)
 

@@ -63,7 +63,7 @@ async def client_of(app: ASGIApp, **options: Any) -> AsyncGenerator[httpx.AsyncC
 async def until(condition: Callable[[], object]) -> None:
     """Wait until `condition()` is true, at most `DEADLINE` seconds."""
     async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Source:
     """Emits `params["count"]` arrays of `params["size"]` numbers, one a step, each filled with
     `start + index`. `fail_at`, `poison_at` and `gate` say where to raise, send rubbish or wait."""
 
-    gates: dict[str, threading.Event] = {}
+    gates: ClassVar[dict[str, threading.Event]] = {}
 
     def __init__(self) -> None:
         self.states: set[int] = set()

@@ -47,12 +47,12 @@ def speak(server: Server, text: str, **fields: Any) -> bytes:
 
 def as_float(pcm: bytes) -> NDArray[np.float32]:
     """16-bit little-endian PCM as floats in [-1, 1]."""
-    return np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
 
 
 def decoded_seconds(data: bytes) -> float:
     """The duration of an encoded file, by decoding it."""
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.audio[0]
         samples = sum(frame.samples for frame in container.decode(stream))
         return samples / stream.rate
@@ -160,11 +160,12 @@ def test_text_without_punctuation_is_spoken_whole_and_in_order(speech_server: Se
 
 @pytest.mark.parametrize("text", ["", "   ", "🙂🙂", "...!?", "\n\t"])
 async def test_text_with_nothing_to_speak_is_refused_everywhere(speech_server: Server, text: str) -> None:
-    url = f"{speech_server.url}/v1/audio/speech"
-    for stream in (False, True):
-        answer = httpx.post(url, json={"input": text, "stream": stream})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
-    batch = httpx.post(f"{url}/batch", json={"items": [{"input": text}, {"input": "Fine."}]}, timeout=30)
+    async with httpx.AsyncClient(base_url=speech_server.url, timeout=30) as client:
+        for stream in (False, True):
+            answer = await client.post("/v1/audio/speech", json={"input": text, "stream": stream})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+        items = {"items": [{"input": text}, {"input": "Fine."}]}
+        batch = await client.post("/v1/audio/speech/batch", json=items)
     assert [item["error"] is None for item in batch.json()["results"]] == [False, True]
     if text.strip():
         _, events = await speak_by_socket(speech_server, text)

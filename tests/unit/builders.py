@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from omni_async.config import EdgeConfig, PipelineConfig, ServerConfig, StageConfig
 from omni_async.errors import OmniError
 from omni_async.events import Action, Cancel, Deliver, End, FromWorker, Send, Submit, Taken, WorkerUp
-from omni_async.messages import Consumed, Failed, Output, TensorRef
+from omni_async.messages import Consumed, EngineMessage, Failed, Output, TensorRef
 from omni_async.plan import PipelinePlan
 from omni_async.scheduler import Scheduler
 
@@ -95,9 +95,20 @@ class Harness:
         return self.handle(Cancel(key))
 
 
-def sent(actions: list[Action], kind: type) -> list[Send]:
-    """The sends of messages of `kind`."""
-    return [a for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
+M = TypeVar("M", bound=EngineMessage)
+
+
+class Sent(NamedTuple, Generic[M]):
+    """A message and whom it was sent to."""
+
+    replica: str
+    message: M
+
+
+def sent(actions: list[Action], kind: type[M]) -> list[Sent[M]]:
+    """The messages of `kind` that were sent."""
+    sends = [action for action in actions if isinstance(action, Send)]
+    return [Sent(send.replica, send.message) for send in sends if isinstance(send.message, kind)]
 
 
 def ends(actions: list[Action]) -> list[End]:
