@@ -5,21 +5,22 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-import uuid
 from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_async import logs
 from omni_async.api.config import ApiConfig
 from omni_async.api.errors import ClientGone, Unauthorized, close_code, http_status
 from omni_async.api.exchange import header, send_error
 from omni_async.api.session_messages import ErrorEvent
+from omni_async.ids import new_id
 
 log = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_OPEN_PATH = "/health"
+_OPEN_PATHS = ("/health", "/health/ready")
 
 
 class Gateway:
@@ -41,7 +42,8 @@ class Gateway:
             return
         scope["request_id"] = request_id = label_of(scope)
         serve = self._http if scope["type"] == "http" else self._socket
-        await serve(scope, receive, send, request_id)
+        with logs.of_request(request_id):
+            await serve(scope, receive, send, request_id)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         answer = _Labelled(send, request_id)
@@ -51,7 +53,7 @@ class Gateway:
                 await self._before()
             await self._app(scope, receive, answer)
         except ClientGone:
-            log.info("request %s: the client has gone", request_id)
+            log.info("the client has gone")
         except Exception as error:
             self._log(error, request_id)
             if answer.started:
@@ -69,7 +71,7 @@ class Gateway:
             await self._app(scope, receive, send)
 
     def _authorise(self, scope: Scope) -> None:
-        if not self._keys or _path_of(scope) == _OPEN_PATH:
+        if not self._keys or _path_of(scope) in _OPEN_PATHS:
             return
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
         given = key.strip()
@@ -80,7 +82,7 @@ class Gateway:
     @staticmethod
     def _log(error: Exception, request_id: str) -> None:
         if http_status(error) == 500:
-            log.error("request %s failed: %s", request_id, error, exc_info=error)
+            log.error("failed: %s", error, exc_info=error, extra={"request_id": request_id})
 
 
 class _Labelled:
@@ -108,7 +110,7 @@ def label_of(scope: Scope) -> str:
     given = header(scope, b"x-request-id")
     if given is not None and _SANE_ID.fullmatch(given):
         return given.decode()
-    return uuid.uuid4().hex
+    return new_id()
 
 
 async def refuse_socket(receive: Receive, send: Send, error: Exception, request_id: str) -> None:

@@ -14,7 +14,7 @@ from omni_async import deploy
 from omni_async.config import Deployment, PipelineConfig, ServerConfig
 from omni_async.echo import Echo
 from omni_async.engine import Engine, Observer
-from omni_async.errors import EngineDead, InvalidRequest, NotFound
+from omni_async.errors import EngineDead, InvalidRequest, NotFound, StageFailed
 from omni_async.ids import new_id
 from omni_async.outputs import AudioChunk, TextChunk
 from omni_async.speech import Speech
@@ -167,9 +167,13 @@ def resolve(request: Request, pipeline: PipelineConfig) -> dict[str, Any]:
 
 def to_chunk(delivery: Delivery, stream: ResultStream, pipeline: PipelineConfig) -> Chunk:
     """What the caller sees of a delivery."""
-    if pipeline.speech is not None:
-        return AudioChunk(stream.request_id, delivery.arrays["pcm"], pipeline.speech.sample_rate)
-    return TextChunk(stream.request_id, delivery.meta["text"])
+    try:
+        if pipeline.speech is not None:
+            return AudioChunk(stream.request_id, delivery.arrays["pcm"], pipeline.speech.sample_rate)
+        return TextChunk(stream.request_id, delivery.meta["text"])
+    except KeyError as error:
+        message = f"Stage {delivery.stage} sent a chunk without {error}."
+        raise StageFailed(message, stage=delivery.stage) from None
 
 
 class Omni:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from omni_async.config import Deployment
-from omni_async.errors import EngineDead, Overloaded
+from omni_async.errors import EngineDead, Overloaded, StageFailed
 from omni_async.events import (
     Cancel,
     Deliver,
@@ -31,14 +31,14 @@ from omni_async.events import (
     WorkerUp,
 )
 from omni_async.launcher import Launcher, ProcessLauncher, ThreadLauncher
-from omni_async.messages import Heartbeat, WorkerMessage
+from omni_async.messages import Heartbeat, Output, WorkerMessage
 from omni_async.plan import PipelinePlan
 from omni_async.scheduler import Scheduler
 from omni_async.status import Health, RequestRecord, StageStatus
 from omni_async.stream import Delivery, ResultStream
 from omni_async.supervisor import Supervisor
 from omni_async.transports.run_dir import RunDir
-from omni_async.transports.shm import ArenaReader, unpack
+from omni_async.transports.shm import ArenaReader, nbytes, unpack
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +173,8 @@ class Engine:
     # --- events and actions ------------------------------------------------------------
 
     def _on_message(self, replica: str, message: WorkerMessage, frames: Sequence[Any]) -> None:
+        if isinstance(message, Output) and message.tensors:
+            self._bytes[replica] = self._bytes.get(replica, 0) + sum(map(nbytes, message.tensors.values()))
         self._handle(FromWorker(replica, message, frames))
 
     def _on_heartbeat(self, beat: Heartbeat) -> None:
@@ -192,17 +194,26 @@ class Engine:
         self._arm()
 
     def _deliver(self, action: Deliver) -> None:
-        output = action.output
-        assert self._reader is not None
-        arrays = {}
+        output, stream = action.output, self._streams[action.key]
+        arrays: dict[str, Any] = {}
         if output.tensors:
-            arrays = unpack(output.tensors, action.frames, self._reader)
-            for name, ref in output.tensors.items():
-                self._bytes[action.stage] = self._bytes.get(action.stage, 0) + arrays[name].nbytes
-                if ref.segment:
-                    # The lease ends with the credit; the caller may keep the array for ever.
-                    arrays[name] = np.array(arrays[name])
-        self._streams[action.key].put(Delivery(action.stage, output.meta, arrays, output.duration))
+            try:
+                arrays = self._arrays(action)
+            except (ValueError, OSError) as error:
+                message = f"Stage {action.stage} sent a chunk that cannot be read: {error}"
+                failed = StageFailed(message, stage=action.stage)
+                stream.end(failed)
+                # Not at once: the scheduler's other actions for this request are still to be done.
+                asyncio.get_running_loop().call_soon(self._handle, Cancel(action.key, failed))
+                return
+        stream.put(Delivery(action.stage, output.meta, arrays, output.duration))
+
+    def _arrays(self, action: Deliver) -> dict[str, Any]:
+        """The chunk's arrays; those in shared memory copied, for their lease ends with the credit and
+        the caller may keep them for ever."""
+        tensors = action.output.tensors
+        arrays = unpack(tensors, action.frames, self._reader)
+        return {name: np.array(a) if tensors[name].segment else a for name, a in arrays.items()}
 
     def _end(self, action: End) -> None:
         stream = self._streams.pop(action.key)
@@ -256,5 +267,5 @@ class Engine:
             replicas=statuses,
             waiting=len(pool.waiting),
             running=pool.running,
-            transfer_bytes=self._bytes.get(stage, 0),
+            transfer_bytes=sum(self._bytes.get(name, 0) for name in pool.replicas),
         )

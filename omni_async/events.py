@@ -47,9 +47,10 @@ class Taken(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
-    """The caller is gone."""
+    """The caller is gone, or cannot be given what was made for it (`error`)."""
 
     key: int
+    error: OmniError | None = None
 
 
 class WorkerUp(msgspec.Struct, frozen=True, gc=False):

@@ -10,5 +10,5 @@ _numbers = itertools.count(1)
 
 
 def new_id() -> str:
-    """Unlike any other, here and in other processes; not a secret. (A uuid costs a system call each.)"""
+    """Unique here and among processes; not a secret. A uuid would cost a system call."""
     return f"{_PREFIX}-{next(_numbers):x}"

@@ -28,6 +28,7 @@ from omni_async.events import (
     WorkerDown,
     WorkerUp,
 )
+from omni_async.invariants import check_requests
 from omni_async.messages import Abort, Consumed, Credit, Failed, Input, Output, WorkerMessage
 from omni_async.messages import Submit as Open
 from omni_async.plan import CLIENT, PipelinePlan
@@ -76,7 +77,7 @@ class Scheduler:
                 self._taken(event, now)
             case Cancel():
                 if request := self.requests.get(event.key):
-                    self._end(request, None, "abort", now)
+                    self._end(request, event.error, "failed" if event.error else "abort", now)
             case WorkerUp():
                 self._worker_up(event.replica, now)
             case WorkerDown():
@@ -124,11 +125,8 @@ class Scheduler:
         request.unfinished = set(request.plan.final)
         self.attempts[request.wire] = request
         for stage in request.plan.entry:
-            self._enqueue(request, stage, now)
-
-    def _enqueue(self, request: Request, stage: str, now: float) -> None:
-        request.runs[stage] = self._new_run(request, stage)
-        self._wait(request, stage, now)
+            request.runs[stage] = self._new_run(request, stage)
+            self._wait(request, stage, now)
 
     def _wait(self, request: Request, stage: str, now: float) -> None:
         pool = self._pool(request, stage)
@@ -144,7 +142,6 @@ class Scheduler:
             run.phase, run.replica = Phase.RUNNING, replica
             if request.started_at is None:
                 request.started_at = now
-            due_in = self._due(request) - now
             submit = request.submit
             self._send(
                 replica,
@@ -153,7 +150,7 @@ class Scheduler:
                     params=submit.params,
                     seed=submit.seed,
                     window=request.plan.window[stage],
-                    due_in=due_in,
+                    due_in=self._due(request) - now,
                     public_id=submit.request_id,
                 ),
             )
@@ -329,9 +326,7 @@ class Scheduler:
     def _rests_on(self, request: Request, stage: str, replica: str) -> bool:
         """Whether the attempt runs on `replica`, or still needs memory that lay with it."""
         run = request.runs.get(stage)
-        if run is None or run.replica != replica:
-            return False
-        return run.phase is Phase.RUNNING or run.lends
+        return run is not None and run.replica == replica and (run.phase is Phase.RUNNING or run.lends)
 
     # --- helpers -----------------------------------------------------------------------
 
@@ -350,21 +345,7 @@ class Scheduler:
     def check(self) -> None:
         """Every invariant; raises AssertionError with the last events."""
         try:
-            assert {r.wire for r in self.requests.values()} == set(self.attempts)
-            for pool in self.pools.values():
-                pool.check()
-            for request in self.requests.values():
-                self._check_request(request)
+            check_requests(self.requests, self.attempts, self.pools)
         except AssertionError as error:
-            events = "\n".join(repr(event) for event in self.recent)
+            events = "\n".join(map(repr, self.recent))
             raise AssertionError(f"{error}\nlast events:\n{events}") from error
-
-    def _check_request(self, request: Request) -> None:
-        assert request.unfinished, "an ended request is remembered"
-        for run in request.runs.values():
-            pool = self._pool(request, run.stage)
-            assert 0 <= run.credited <= run.produced
-            over = run.produced - run.credited - request.plan.window[run.stage]
-            assert over <= 0, f"stage {run.stage} overran its window"
-            assert pool.runs(request, run.replica) == (run.phase is Phase.RUNNING)
-            assert not run.held or run.phase is Phase.WAITING

@@ -44,8 +44,8 @@ class ResultStream:
         self._wake()
 
     def end(self, error: OmniError | None) -> None:
-        """No more chunks will come."""
-        self.ended, self.error = True, error
+        """No more chunks will come. The first error counts."""
+        self.ended, self.error = True, self.error or error
         self._wake()
 
     def _wake(self) -> None:

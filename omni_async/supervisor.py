@@ -159,7 +159,10 @@ class Supervisor:
         limit = replica.stage.inline_limit
         replica.handle = handle = await self.launcher.launch(replica.name, replica.stage)
         try:
-            handle.channel.start(lambda message, frames: self._on_message(replica, message, frames))
+            handle.channel.start(
+                lambda message, frames: self._on_message(replica, message, frames),
+                lambda error: self.kill(replica.name, f"it sent what is no message ({error})"),
+            )
             handle.channel.send(
                 Configure(
                     stage=msgspec.to_builtins(replica.stage),

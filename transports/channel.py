@@ -13,14 +13,19 @@ Out = TypeVar("Out", contravariant=True)
 class AsyncChannel(Protocol, Generic[In, Out]):
     """The engine's end: never blocks, calls back on the event loop.
 
-    `start(on_message)` begins to deliver `on_message(message, frames)` in order; the frames are
-    buffers owned by the receiver. `send` raises `ChannelFull` at the high-water mark and
+    `start` begins to deliver `on_message(message, frames)` in order; the frames are buffers owned by
+    the receiver. What is no message goes to `on_malformed(error)`, if that is given, else to the loop's
+    exception handler; delivery goes on. `send` raises `ChannelFull` at the high-water mark and
     `ChannelClosed` after `close`.
     """
 
     address: str
 
-    def start(self, on_message: Callable[[In, Sequence[memoryview]], None]) -> None: ...
+    def start(
+        self,
+        on_message: Callable[[In, Sequence[memoryview]], None],
+        on_malformed: Callable[[Exception], None] | None = None,
+    ) -> None: ...
 
     def send(self, message: Out, frames: Sequence[Buffer] = ()) -> None: ...
 

@@ -97,7 +97,12 @@ class _AsyncEnd(Generic[In, Out]):
         self._closed = self._scheduled = False
         self._on_message: Callable[[In, Sequence[memoryview]], None] | None = None
 
-    def start(self, on_message: Callable[[In, Sequence[memoryview]], None]) -> None:
+    def start(
+        self,
+        on_message: Callable[[In, Sequence[memoryview]], None],
+        on_malformed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        # What the other end sends has come through the same codec: nothing here is malformed.
         self._on_message = on_message
         self.wake()
 

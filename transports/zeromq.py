@@ -15,7 +15,7 @@ import zmq
 
 from omni_async.messages import EngineMessage, Heartbeat, WorkerMessage
 from omni_async.transports.channel import Buffer, ChannelClosed, ChannelFull
-from omni_async.transports.codec import engine_codec, heartbeat_codec, worker_codec
+from omni_async.transports.codec import MalformedMessage, engine_codec, heartbeat_codec, worker_codec
 from omni_async.transports.pump import SocketPump
 
 HIGH_WATER = 1024
@@ -51,13 +51,17 @@ class AsyncZmqChannel:
         self.address = _bind(self._socket, address)
         self._pump: SocketPump | None = None
         self._on_message: Callable[[WorkerMessage, Sequence[memoryview]], None] = _unstarted
+        self._on_malformed: Callable[[Exception], None] | None = None
 
-    def start(self, on_message: Callable[[WorkerMessage, Sequence[memoryview]], None]) -> None:
-        """Deliver to `on_message` on the running event loop.
-
-        What it raises, and `MalformedMessage`, goes to the loop's exception handler; delivery goes on.
-        """
+    def start(
+        self,
+        on_message: Callable[[WorkerMessage, Sequence[memoryview]], None],
+        on_malformed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Deliver on the running event loop, as `AsyncChannel` says. What the callbacks raise goes to
+        the loop's exception handler; delivery goes on."""
         self._on_message = on_message
+        self._on_malformed = on_malformed
         self._pump = SocketPump(self._socket, self._work, self._wanted)
 
     def send(self, message: EngineMessage, frames: Sequence[Buffer] = ()) -> None:
@@ -88,7 +92,14 @@ class AsyncZmqChannel:
             # The callback may close the channel.
             if self._socket.closed or (parts := _try_recv(self._socket)) is None:
                 return
-            self._on_message(*self._codec.decode(parts))
+            try:
+                message, frames = self._codec.decode(parts)
+            except MalformedMessage as error:
+                if self._on_malformed is None:
+                    raise
+                self._on_malformed(error)
+            else:
+                self._on_message(message, frames)
 
     def _flush(self) -> None:
         while self._backlog and not self._socket.closed and _try_send(self._socket, self._backlog[0]):

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from omni_async.errors import EngineDead, InvalidRequest, Overloaded, StageFailed
+from omni_async.messages import Output, TensorRef
 from tests.inproc.scripted import PIPELINE, Source, collect, scripted, values
 
 
@@ -87,6 +88,24 @@ async def test_a_chunk_that_cannot_be_sent_fails_its_request_and_not_the_worker(
     async with scripted() as s:
         with pytest.raises(StageFailed):
             await collect(s.submit(count=5, poison_at=1))
+        assert len(await collect(s.submit(count=5))) == 5
+
+
+async def test_a_chunk_that_cannot_be_read_fails_its_request_at_once_and_everywhere() -> None:
+    async with scripted() as s:
+        stream = s.submit(count=100_000)
+        await anext(stream)
+        request = s.engine.scheduler.requests[stream.key]
+        bad = Output(
+            request=request.wire,
+            seq=request.runs["double"].produced,
+            tensors={"x": TensorRef("float32", (4,), segment="../elsewhere")},
+        )
+        s.engine._on_message("p.double.0", bad, ())
+        with pytest.raises(StageFailed, match="cannot be read") as caught:
+            await collect(stream)
+        assert caught.value.stage == "double"
+        await until(lambda: s.held() == 0 and not s.engine.scheduler.requests)
         assert len(await collect(s.submit(count=5))) == 5
 
 

@@ -206,6 +206,18 @@ def test_a_malformed_message_and_an_error_of_the_receiver_do_not_stop_what_follo
     run(main())
 
 
+async def test_a_malformed_message_is_told_to_who_asked_for_it(address: str) -> None:
+    channel, inbox, told = AsyncZmqChannel(address), Inbox(), list[Exception]()
+    channel.start(inbox, told.append)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as raw:
+        raw.connect(address)
+        raw.send(b"\xc1")
+        raw.send(zeromq_module.worker_codec().encode(Hello(pid=1))[0])
+        assert await inbox.wait_for(1) == [Hello(pid=1)]
+    assert [type(error) for error in told] == [MalformedMessage]
+    channel.close()
+
+
 async def test_a_receiver_may_close_the_channel_in_the_middle_of_a_burst(address: str) -> None:
     channel, closed = AsyncZmqChannel(address), asyncio.Event()
 

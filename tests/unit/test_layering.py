@@ -15,13 +15,25 @@ ROOT = Path(__file__).parents[2]
 STDLIB = sys.stdlib_module_names
 
 PURE = {
-    *("config", "deadlines", "echo", "errors", "events", "graph", "messages", "outputs", "plan", "playback"),
+    *(
+        "config",
+        "deadlines",
+        "echo",
+        "errors",
+        "events",
+        "graph",
+        "invariants",
+        "messages",
+        "outputs",
+        "plan",
+        "playback",
+    ),
     *("pool", "request", "restarts", "scheduler", "speech", "status", "throughput"),
 }
 """Core modules that decide and describe: they know the standard library, msgspec and one another."""
 
 CORE = "core"
-API_MAY_NAME = {"client", "config", "echo", "errors", "logs", "outputs", "speech", "status"}
+API_MAY_NAME = {"client", "config", "echo", "errors", "ids", "logs", "outputs", "speech", "status"}
 """What of the core the API may import; engine, scheduler and the like are behind `client`."""
 
 HEAVY = {"torch", "diffusers", "transformers", "vllm", "onnxruntime"}
