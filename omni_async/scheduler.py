@@ -61,6 +61,7 @@ class Scheduler:
         self._pool_of_replica = {r: pool for pool in self.pools.values() for r in pool.replicas}
         self._deadlines = Deadlines(self.requests)
         self._throughput = {name: Throughput() for name in self.plans}
+        self._lost: dict[str, str] = {}
         self._wires = 0
         self._actions: list[Action] = []
 
@@ -104,9 +105,8 @@ class Scheduler:
         self._open(request, now)
 
     def _refusal(self, request: Request) -> OmniError | None:
-        pools = [self.pools[request.submit.pipeline, stage] for stage in request.plan.stages]
-        if lost := [pool.stage.name for pool in pools if pool.lost]:
-            return StageFailed(f"Stage {lost[0]} is down and will not come back.", stage=lost[0])
+        if lost := self._lost.get(request.submit.pipeline):
+            return StageFailed(f"Stage {lost} is down and will not come back.", stage=lost)
         entry = self.pools[request.submit.pipeline, request.plan.entry[0]]
         if len(entry.waiting) < self.config.max_queue or entry.has_room():
             return None
@@ -320,6 +320,7 @@ class Scheduler:
             else:
                 self._end(request, lost, "failed", now, dead=event.replica)
         if pool.lost:
+            self._lost[pool.pipeline] = stage
             for request in [r for r in self.requests.values() if r.submit.pipeline == pool.pipeline]:
                 self._end(request, lost, "failed", now)
 

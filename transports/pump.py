@@ -18,12 +18,13 @@ class SocketPump:
 
     ZeroMQ's descriptor is edge-triggered: it becomes readable once when the state changes, and any
     send or receive may take that edge away. So `rearm()` must follow every use of the socket outside
-    `work`; inside, the pump looks again by itself. One call of `work` should do a bounded amount:
-    the rest follows in the loop's next turn, after everybody else's callbacks.
+    `work`; inside, the pump looks again by itself, unless `work` returns True: its last use of the
+    socket found nothing left to do. One call of `work` should do a bounded amount: the rest follows in
+    the loop's next turn, after everybody else's callbacks.
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], work: Callable[[], None], wanted: Callable[[], int]
+        self, socket: zmq.Socket[bytes], work: Callable[[], bool], wanted: Callable[[], int]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
@@ -58,9 +59,11 @@ class SocketPump:
             self._turn.cancel()
             self._turn = None
         self._working = True
+        drained = False
         try:
-            self._work()
+            drained = self._work()
         finally:
             self._working = False
             # Also after an exception, or the messages behind the bad one would wait for ever.
-            self.rearm()
+            if not drained:
+                self.rearm()
