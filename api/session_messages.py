@@ -13,9 +13,6 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-# --- client → server ------------------------------------------------------------------
-
-
 class SessionConfig(SpeechFields, frozen=True, kw_only=True, tag_field="type", tag="session.config"):
     """The first message. With `stream_audio` false each sentence comes as one binary frame."""
 
@@ -46,9 +43,6 @@ class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
 
 
 ClientMessage = SessionConfig | InputText | InputFlush | InputCancel | InputDone | Ping
-
-
-# --- server → client ------------------------------------------------------------------
 
 
 class SessionCreated(_Message, frozen=True, kw_only=True, tag="session.created"):

@@ -51,9 +51,6 @@ def load(
     return Deployment(pipelines=pipelines, server=_checked(server or ServerConfig()))
 
 
-# --- layers ---------------------------------------------------------------------------
-
-
 def _trees(model: str | None, deploy_config: str | Path | None) -> list[Tree]:
     if model is None and deploy_config is None:
         demos = [_built_in(name) for name in models.demo_models()]
@@ -110,9 +107,6 @@ def _override(tree: Tree, overrides: Overrides) -> Tree:
             raise ConfigError(f"Stage {number}: stage_id says which stage is meant and cannot be changed.")
         layer.append({"stage_id": int(number), **check_stage(dict(fields), f"stage {number}: ")})
     return lay_over(tree, {"stages": layer})
-
-
-# --- resolution -----------------------------------------------------------------------
 
 
 def _pipeline(tree: Tree) -> PipelineConfig:

@@ -143,9 +143,6 @@ def _fields(struct: type[msgspec.Struct]) -> tuple[str, ...]:
     return struct.__struct_fields__
 
 
-# --- checked trees --------------------------------------------------------------------
-
-
 def section(tree: Tree, key: str) -> Tree:
     """The mapping under `key`; empty where there is none."""
     return cast(Tree, tree.get(key) or {})

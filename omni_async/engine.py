@@ -61,6 +61,7 @@ class Engine:
         self._keys = itertools.count(1)
         self._random = random.Random()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._supervisor: Supervisor | None = None
         self._run_dir: RunDir | None = None
         self._reader: ArenaReader | None = None
@@ -71,8 +72,6 @@ class Engine:
         if self.config.single_process:
             return ThreadLauncher(run_dir)
         return ProcessLauncher(run_dir, on_heartbeat)
-
-    # --- life cycle --------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the stages and wait until all are ready. Raises `ConfigError` or `EngineDead`."""
@@ -128,8 +127,6 @@ class Engine:
             self._run_dir.remove()
             self._run_dir = None
 
-    # --- callers -----------------------------------------------------------------------
-
     def submit(
         self,
         pipeline: str,
@@ -169,8 +166,6 @@ class Engine:
 
     def _on_taken(self, key: int, stage: str, count: int) -> None:
         self._handle(Taken(key, stage, count))
-
-    # --- events and actions ------------------------------------------------------------
 
     def _on_message(self, replica: str, message: WorkerMessage, frames: Sequence[Any]) -> None:
         if isinstance(message, Output) and message.tensors:
@@ -235,13 +230,9 @@ class Engine:
             delay = max(0.0, wake_at - time.monotonic())
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
-    _timer_at = 0.0
-
     def _tick(self) -> None:
         self._timer = None
         self._handle(Tick())
-
-    # --- telling -----------------------------------------------------------------------
 
     def health(self) -> Health:
         """The state of every stage."""

@@ -37,9 +37,6 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     pass
 
 
-# --- engine → worker -----------------------------------------------------------------
-
-
 class Configure(_Message, frozen=True, kw_only=True):
     """The first message to a worker: its resolved stage config, as builtins."""
 
@@ -91,9 +88,6 @@ class Stop(_Message, frozen=True, kw_only=True):
 
 
 EngineMessage = Configure | Submit | Input | Credit | Abort | Stop
-
-
-# --- worker → engine -----------------------------------------------------------------
 
 
 class Hello(_Message, frozen=True, kw_only=True):

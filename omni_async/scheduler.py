@@ -92,8 +92,6 @@ class Scheduler:
         """When the next `Tick` is wanted."""
         return self._deadlines.next
 
-    # --- admission ---------------------------------------------------------------------
-
     def _submit(self, submit: Submit, now: float) -> None:
         request = Request(submit, self.plans[submit.pipeline], now)
         error = self._refusal(request)
@@ -157,8 +155,6 @@ class Scheduler:
             for message, frames in run.held:
                 self._send(replica, message, frames)
             run.held = []
-
-    # --- what workers say --------------------------------------------------------------
 
     def _from_worker(self, replica: str, message: WorkerMessage, frames: Sequence[Any], now: float) -> None:
         if not isinstance(message, Output | Consumed | Failed):
@@ -245,8 +241,6 @@ class Scheduler:
         pool.release(run.replica, request)
         self._pump(pool, now)
 
-    # --- credits -----------------------------------------------------------------------
-
     def _taken(self, taken: Taken, now: float) -> None:
         if request := self.requests.get(taken.key):
             self._ack(request, taken.stage, CLIENT, taken.upto, now)
@@ -261,8 +255,6 @@ class Scheduler:
             return
         due_in = self._due(request) - now
         self._send(run.replica, Credit(request=request.wire, upto=floor, due_in=due_in))
-
-    # --- endings -----------------------------------------------------------------------
 
     def _end(
         self, request: Request, error: OmniError | None, reason: FinishReason, now: float, dead: str = ""
@@ -299,8 +291,6 @@ class Scheduler:
             error = DeadlineExceeded(f"The request's deadline passed after {seconds:.1f} s.")
             self._end(request, error, "deadline", now)
 
-    # --- workers -----------------------------------------------------------------------
-
     def _worker_up(self, replica: str, now: float) -> None:
         pool = self._pool_of_replica[replica]
         pool.up(replica)
@@ -328,8 +318,6 @@ class Scheduler:
         """Whether the attempt runs on `replica`, or still needs memory that lay with it."""
         run = request.runs.get(stage)
         return run is not None and run.replica == replica and (run.phase is Phase.RUNNING or run.lends)
-
-    # --- helpers -----------------------------------------------------------------------
 
     def _pool(self, request: Request, stage: str) -> StagePool:
         return self.pools[request.submit.pipeline, stage]

@@ -103,8 +103,6 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._stopping = False
 
-    # --- start -------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Start every worker and return when all are ready.
 
@@ -128,8 +126,6 @@ class Supervisor:
 
     def _init_timeout(self, replica: Replica) -> float:
         return replica.stage.init_timeout or self.config.stage_init_timeout
-
-    # --- one replica -------------------------------------------------------------------
 
     async def _keep(self, replica: Replica) -> None:
         """Start, watch and restart one worker until the engine stops or its budget is spent."""
@@ -194,8 +190,6 @@ class Supervisor:
             case Heartbeat():
                 self.on_heartbeat(message)
 
-    # --- watching ----------------------------------------------------------------------
-
     def on_heartbeat(self, beat: Heartbeat) -> None:
         """Note a sign of life."""
         replica = self.replicas.get(beat.replica)
@@ -227,8 +221,6 @@ class Supervisor:
         replica.state = "hung"
         if replica.handle is not None:
             replica.handle.kill()
-
-    # --- sending and stopping ----------------------------------------------------------
 
     def send(self, name: str, message: EngineMessage, frames: Sequence[Any] = ()) -> None:
         """Send to a worker. One that is gone is passed over: its `on_down` is on the way; one that

@@ -84,8 +84,6 @@ class Worker:
             if not self.stopping:
                 self._step()
 
-    # --- receive -----------------------------------------------------------------------
-
     def _receive(self) -> None:
         """Take every message that has come; wait for one when there is nothing to step."""
         item = self.channel.recv(0.0 if self.batcher.has_ready() else IDLE_WAIT)
@@ -167,8 +165,6 @@ class Worker:
         except Exception:
             # The caller is gone or has its own error; this one is the operator's to see.
             log.exception("abort of request %s failed", row.state.request.public_id)
-
-    # --- step --------------------------------------------------------------------------
 
     def _step(self) -> None:
         rows = self.batcher.pick(self.clock())

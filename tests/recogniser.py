@@ -11,6 +11,20 @@ import soxr
 from numpy.typing import NDArray
 
 RECOGNISER_RATE = 16000
+HARVARD = [
+    "The birch canoe slid on the smooth planks.",
+    "Glue the sheet to the dark blue background.",
+    "It's easy to tell the depth of a well.",
+    "These days a chicken leg is a rare dish.",
+    "Rice is often served in round bowls.",
+    "The juice of lemons makes fine punch.",
+    "The box was thrown beside the parked truck.",
+    "The hogs were fed chopped corn and garbage.",
+    "Four hours of steady work faced us.",
+    "A large size in stockings is hard to sell.",
+]
+"""The first of the Harvard sentences (IEEE 1969): balanced in sounds, hard to guess."""
+
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NAMES += [
     "eleven",

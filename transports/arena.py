@@ -127,8 +127,6 @@ class Arena:
         assert self._space.size <= self._capacity
         assert self._fd is None or os.fstat(self._fd).st_size == self._space.size
 
-    # --- growth ------------------------------------------------------------------------
-
     def _grow(self, need: int) -> bool:
         """Reserve at least `need` bytes more, better twice of what there is."""
         size, left = self._space.size, self._capacity - self._space.size

@@ -8,20 +8,8 @@ import pytest
 
 from omni_async.stages.models.hibari.voices import VOICES
 from tests.hibari_stages import Utterance, speak
-from tests.recogniser import word_error_rate
+from tests.recogniser import HARVARD, word_error_rate
 
-HARVARD = [
-    "The birch canoe slid on the smooth planks.",
-    "Glue the sheet to the dark blue background.",
-    "It's easy to tell the depth of a well.",
-    "These days a chicken leg is a rare dish.",
-    "Rice is often served in round bowls.",
-    "The juice of lemons makes fine punch.",
-    "The box was thrown beside the parked truck.",
-    "The hogs were fed chopped corn and garbage.",
-    "Four hours of steady work faced us.",
-    "A large size in stockings is hard to sell.",
-]
 TEN = " ".join(HARVARD)
 GATE = 0.15
 

@@ -116,9 +116,6 @@ def vocode(spectra: Spectra, pitch: Floats, noise: Noise, sizes: list[int], ahea
     return np.concatenate(parts)
 
 
-# --- talker ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("speed", [0.5, 1.0, 1.3, 2.0])
 def test_timing_and_pitch_are_the_packages_own_bit_for_bit(speed: float) -> None:
     for text in TEXTS:
@@ -131,9 +128,6 @@ def test_timing_and_pitch_are_the_packages_own_bit_for_bit(speed: float) -> None
 def test_pitch_at_another_speed_is_not_the_packages() -> None:
     ours = np.concatenate([output.tensors["pitch"] for output in talk(Utterance(LONG))])
     assert not np.array_equal(ours, package_maps(ids_of(LONG), 1.1)[5])
-
-
-# --- decoder --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [[47, 80, 160], [LOOKAHEAD + 1, 2, 3, 4], [100], [64, 7]])
@@ -157,9 +151,6 @@ def test_spectra_are_the_packages_to_its_own_precision() -> None:
     for mine, reference in zip(ours, theirs, strict=True):
         assert np.sqrt(np.mean((mine.T - reference) ** 2)) < 0.15
         assert np.sqrt(np.mean((mine.T[1:] - reference[:-1]) ** 2)) > 0.15
-
-
-# --- vocoder --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [[10**6], [20, 80, 160], [1, 1, 1, 1, 1, 5], [30]])
@@ -196,9 +187,6 @@ def test_the_shortest_sentences_have_sound_of_their_length(frames: int) -> None:
     ours = vocode(spectra, pitch[:frames], package_noise(5, frames), [frames])
     assert len(ours) == 300 * frames
     assert np.abs(ours - theirs).max() < 1e-4
-
-
-# --- both -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", TEXTS)

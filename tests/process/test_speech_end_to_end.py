@@ -18,21 +18,9 @@ from numpy.typing import NDArray
 from openai import BadRequestError, OpenAI
 from websockets.asyncio.client import connect
 
-from tests.recogniser import word_error_rate
+from tests.recogniser import HARVARD, word_error_rate
 from tests.servers import Server, poll_until
 
-HARVARD = [
-    "The birch canoe slid on the smooth planks.",
-    "Glue the sheet to the dark blue background.",
-    "It's easy to tell the depth of a well.",
-    "These days a chicken leg is a rare dish.",
-    "Rice is often served in round bowls.",
-    "The juice of lemons makes fine punch.",
-    "The box was thrown beside the parked truck.",
-    "The hogs were fed chopped corn and garbage.",
-    "Four hours of steady work faced us.",
-    "A large size in stockings is hard to sell.",
-]
 TEN_SENTENCES = " ".join(HARVARD)
 RATE = 24000
 

@@ -50,9 +50,6 @@ def address() -> Iterator[str]:
     run_dir.remove()
 
 
-# --- order and frames ------------------------------------------------------------------
-
-
 @both_loops
 @pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
 def test_messages_sent_before_the_worker_connects_and_after_arrive_in_order(
@@ -154,9 +151,6 @@ def test_tensors_pass_through_shared_memory_and_it_is_reused(run: Run, address: 
     run(main())
 
 
-# --- fairness and errors ---------------------------------------------------------------
-
-
 @both_loops
 def test_a_flood_of_messages_leaves_turns_of_the_loop_to_others(run: Run, address: str) -> None:
     async def main() -> None:
@@ -235,9 +229,6 @@ async def test_a_receiver_may_close_the_channel_in_the_middle_of_a_burst(address
         channel.send(Stop())
 
 
-# --- bounds ----------------------------------------------------------------------------
-
-
 @both_loops
 def test_a_worker_that_does_not_read_fills_the_engine_end_and_loses_nothing(run: Run, address: str) -> None:
     async def main() -> None:
@@ -283,9 +274,6 @@ async def test_a_worker_waits_while_the_engine_does_not_read(address: str) -> No
     thread.join()
     worker.close()
     channel.close()
-
-
-# --- closing and death -----------------------------------------------------------------
 
 
 async def test_what_a_worker_said_last_arrives_although_it_left_at_once(address: str) -> None:

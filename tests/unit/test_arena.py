@@ -53,9 +53,6 @@ def put(arena: Arena, request: int, seq: int, array: Any) -> TensorRef:
     return ref
 
 
-# --- leases ----------------------------------------------------------------------------
-
-
 def test_a_tensor_is_read_where_it_was_put(arena: Arena, reader: ArenaReader) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     view = reader.view(put(arena, 1, 0, array.T))
@@ -157,9 +154,6 @@ def test_leased_data_stays_intact_whatever_is_put_released_and_dropped(
         run_dir.remove()
 
 
-# --- growth and its limits -------------------------------------------------------------
-
-
 def test_memory_is_reserved_when_needed_and_reused_when_released(folder: Path) -> None:
     arena = Arena(folder, "w", 64 * MIB)
     assert [arena.reserved, list(folder.glob("*.arena"))] == [0, []]
@@ -253,9 +247,6 @@ def test_close_unlinks_the_file_and_held_views_stay_readable(folder: Path) -> No
     assert arena.put(1, 1, np.zeros(8)) is None
 
 
-# --- pack ------------------------------------------------------------------------------
-
-
 def test_small_arrays_ride_along_and_large_ones_stay_in_the_arena(arena: Arena, reader: ArenaReader) -> None:
     arrays = {"small": np.arange(4096, dtype=np.float32), "large": np.arange(4097, dtype=np.float32)}
     refs, frames = pack(arrays, arena=arena, request=1, seq=0)
@@ -270,9 +261,6 @@ def test_packing_refuses_a_bad_array_before_it_leases_a_good_one(arena: Arena) -
     with pytest.raises(TypeError):
         pack(arrays, arena=arena, request=1, seq=0)
     assert arena.used == 0
-
-
-# --- the free list ---------------------------------------------------------------------
 
 
 def test_holes_that_meet_become_one() -> None:

@@ -86,9 +86,6 @@ def test_a_whole_yaml_is_served_as_it_says(tmp_path: Path) -> None:
     assert pipeline.edges == (EdgeConfig(source="first", target="second"),)
 
 
-# --- layers ---------------------------------------------------------------------------
-
-
 def test_precedence_is_flag_then_override_then_platform_then_yaml_then_base(tmp_path: Path) -> None:
     base = two()
     base["stages"][1].update(max_num_seqs=1, max_batch_size=1, num_replicas=1, max_num_batched_tokens=1)
@@ -201,9 +198,6 @@ def test_wrong_overrides_are_refused(tmp_path: Path, overrides: Any, said: str) 
         assert said in caught.value.message
 
 
-# --- edges, connectors, devices, env --------------------------------------------------
-
-
 def test_without_async_chunk_every_edge_passes_whole_outputs(tmp_path: Path) -> None:
     edges = [{"source": "first", "target": "second", "window_size": 4, "max_inflight": 3}]
     pipeline = load(tmp_path, two(async_chunk=False, edges=edges))
@@ -250,9 +244,6 @@ def test_numbers_in_env_become_text(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "2",
         "A": "b",
     }
-
-
-# --- what is refused ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
