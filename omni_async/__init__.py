@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omni_async.client import AsyncOmni, Omni
-    from omni_async.config import Deployment, PipelineConfig, ServerConfig, SpeechConfig, StageConfig
+    from omni_async.config import (
+        Deployment,
+        ImageConfig,
+        PipelineConfig,
+        ServerConfig,
+        SoundConfig,
+        SpeechConfig,
+        StageConfig,
+    )
     from omni_async.echo import Echo
     from omni_async.errors import (
         ConfigError,
@@ -22,14 +30,24 @@ if TYPE_CHECKING:
         Overloaded,
         StageFailed,
     )
-    from omni_async.outputs import AudioChunk, TextChunk
+    from omni_async.image import Image, Lora
+    from omni_async.outputs import AudioChunk, ImageChunk, Progress, TextChunk, VideoChunk
+    from omni_async.sound import Sound
     from omni_async.speech import Speech
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "client": ("AsyncOmni", "Omni"),
-    "config": ("Deployment", "PipelineConfig", "ServerConfig", "SpeechConfig", "StageConfig"),
+    "config": (
+        "Deployment",
+        "ImageConfig",
+        "PipelineConfig",
+        "ServerConfig",
+        "SoundConfig",
+        "SpeechConfig",
+        "StageConfig",
+    ),
     "echo": ("Echo",),
     "errors": (
         "ConfigError",
@@ -41,7 +59,9 @@ _HOMES = {
         "Overloaded",
         "StageFailed",
     ),
-    "outputs": ("AudioChunk", "TextChunk"),
+    "image": ("Image", "Lora"),
+    "outputs": ("AudioChunk", "ImageChunk", "Progress", "TextChunk", "VideoChunk"),
+    "sound": ("Sound",),
     "speech": ("Speech",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -54,18 +74,26 @@ __all__ = [
     "Deployment",
     "Echo",
     "EngineDead",
+    "Image",
+    "ImageChunk",
+    "ImageConfig",
     "InvalidRequest",
+    "Lora",
     "NotFound",
     "Omni",
     "OmniError",
     "Overloaded",
     "PipelineConfig",
+    "Progress",
     "ServerConfig",
+    "Sound",
+    "SoundConfig",
     "Speech",
     "SpeechConfig",
     "StageConfig",
     "StageFailed",
     "TextChunk",
+    "VideoChunk",
 ]
 
 

@@ -16,16 +16,24 @@ from omni_async.echo import Echo
 from omni_async.engine import Engine, Observer
 from omni_async.errors import EngineDead, InvalidRequest, NotFound, StageFailed
 from omni_async.ids import new_id
-from omni_async.outputs import AudioChunk, TextChunk
+from omni_async.image import Image
+from omni_async.outputs import AudioChunk, ImageChunk, Progress, TextChunk, VideoChunk
+from omni_async.sound import Sound
 from omni_async.speech import Speech
 from omni_async.status import Health
 from omni_async.stream import Delivery, ResultStream
 
 log = logging.getLogger(__name__)
 
-Request = Speech | Echo
-Chunk = AudioChunk | TextChunk
-ROUTES = {"speech": "/v1/audio/speech", "echo": "/v1/echo"}
+Request = Speech | Image | Sound | Echo
+Chunk = AudioChunk | ImageChunk | VideoChunk | TextChunk | Progress
+KINDS: dict[type, str] = {Speech: "speech", Image: "image", Sound: "sound", Echo: "echo"}
+ROUTES = {
+    "speech": "/v1/audio/speech",
+    "image": "/v1/images/generations",
+    "sound": "AsyncOmni.generate(Sound(…))",
+    "echo": "/v1/echo",
+}
 
 
 class AsyncOmni:
@@ -126,15 +134,15 @@ class AsyncOmni:
         """
         if self._engine is None:
             raise EngineDead("AsyncOmni is not started.")
-        kind = "speech" if isinstance(request, Speech) else "echo"
-        pipeline = self.pipeline_for(kind, request.model)
+        pipeline = self.pipeline_for(KINDS[type(request)], request.model)
         stream = self._engine.submit(
             pipeline.name,
             resolve(request, pipeline),
             request_id=request_id or new_id(),
-            seed=request.seed if isinstance(request, Speech) else None,
+            seed=None if isinstance(request, Echo) else request.seed,
             gapless=request.gapless if isinstance(request, Speech) else True,
             timeout=timeout,
+            arrays=media_of(request),
         )
         engine = self._engine
         try:
@@ -146,7 +154,7 @@ class AsyncOmni:
 
 def kinds_of(pipeline: PipelineConfig) -> list[str]:
     """The kinds of request that the pipeline answers."""
-    return [kind for kind, has in (("speech", pipeline.speech is not None), ("echo", pipeline.echo)) if has]
+    return [kind for kind in KINDS.values() if getattr(pipeline, kind)]
 
 
 def _of_kind(pipeline: PipelineConfig, kind: str, model: str) -> PipelineConfig:
@@ -161,19 +169,48 @@ def resolve(request: Request, pipeline: PipelineConfig) -> dict[str, Any]:
     """The stages' parameters. Raises `InvalidRequest`."""
     if isinstance(request, Echo):
         return request.resolve()
-    assert pipeline.speech is not None
-    return request.resolve(pipeline.speech)
+    return request.resolve(getattr(pipeline, KINDS[type(request)]))
+
+
+def media_of(request: Request) -> dict[str, Any]:
+    """The arrays that go with the request: its images as `image0`, `image1`, … and its `mask`."""
+    if not isinstance(request, Image):
+        return {}
+    arrays = {f"image{index}": pixels for index, pixels in enumerate(request.images)}
+    return arrays if request.mask is None else {**arrays, "mask": request.mask}
 
 
 def to_chunk(delivery: Delivery, stream: ResultStream, pipeline: PipelineConfig) -> Chunk:
-    """What the caller sees of a delivery."""
+    """What the caller sees of a delivery, by the name of what its stage put out."""
+    arrays, meta, request_id = delivery.arrays, delivery.meta, stream.request_id
     try:
-        if pipeline.speech is not None:
-            return AudioChunk(stream.request_id, delivery.arrays["pcm"], pipeline.speech.sample_rate)
-        return TextChunk(stream.request_id, delivery.meta["text"])
+        if "pcm" in arrays:
+            heard = pipeline.speech or pipeline.sound
+            assert heard is not None, "a pipeline without speech or sound sent pcm"
+            return AudioChunk(request_id, arrays["pcm"], heard.sample_rate)
+        if "pixels" in arrays:
+            return _image(request_id, arrays["pixels"], meta)
+        if "frames" in arrays:
+            return VideoChunk(request_id, arrays["frames"], meta["fps"], meta["seed"])
+        if "text" in meta:
+            return TextChunk(request_id, meta["text"])
+        return Progress(request_id, meta["step"], meta["steps"])
     except KeyError as error:
         message = f"Stage {delivery.stage} sent a chunk without {error}."
         raise StageFailed(message, stage=delivery.stage) from None
+
+
+def _image(request_id: str, pixels: Any, meta: Mapping[str, Any]) -> ImageChunk:
+    drawn = meta.get("upscaled_from")
+    return ImageChunk(
+        request_id,
+        pixels,
+        seed=meta["seed"],
+        step=meta["step"],
+        steps=meta["steps"],
+        partial=meta.get("partial"),
+        upscaled_from=None if drawn is None else (drawn[0], drawn[1]),
+    )
 
 
 class Omni:

@@ -42,6 +42,7 @@ class StageConfig(_Config, frozen=True, kw_only=True):
     `max_num_seqs` requests hold a slot of a replica; `max_batch_size` of them (0: all) and
     `max_num_batched_tokens` units of work (0: no limit) go into one step. `init_timeout` (seconds)
     and `inline_limit` (bytes) are the server's where None. `env` is laid over the worker's environment.
+    `deterministic` rows never share a step with others, so that load cannot change a bit of an answer.
     """
 
     stage_id: NonNegative
@@ -62,6 +63,7 @@ class StageConfig(_Config, frozen=True, kw_only=True):
     default_sampling_params: dict[str, Any] = {}
     engine_extras: dict[str, Any] = {}
     env: dict[str, str] = {}
+    deterministic: bool = False
 
 
 class SpeechConfig(_Config, frozen=True, kw_only=True):
@@ -81,6 +83,36 @@ class SpeechConfig(_Config, frozen=True, kw_only=True):
     extra_params: dict[str, dict[str, Any]] = {}
 
 
+class ImageConfig(_Config, frozen=True, kw_only=True):
+    """What a picture pipeline can do, so that the API process can refuse the rest without torch.
+
+    Sizes are `WxH` in pixels: those of `sizes` where it names any, else every size whose sides are
+    multiples of `multiple_of` from `min_side` to `max_side`. `upscaled_sizes` maps a size that is answered to
+    the one that the model draws. `fields` names the optional fields of `Image` that the model honours.
+    An answer takes at most `max_images` images (0: it draws from the prompt alone).
+    """
+
+    default_size: str = "1024x1024"
+    multiple_of: Positive = 16
+    min_side: Positive = 64
+    max_side: Positive = 2048
+    sizes: tuple[str, ...] = ()
+    upscaled_sizes: dict[str, str] = {}
+    fields: tuple[str, ...] = ()
+    min_steps: Positive = 1
+    max_images: NonNegative = 0
+    needs_image: bool = False
+
+
+class SoundConfig(_Config, frozen=True, kw_only=True):
+    """What a pipeline that makes sound from a description can do: at most `max_seconds` of `channels`."""
+
+    sample_rate: Positive
+    channels: Positive = 2
+    max_seconds: Seconds = 30.0
+    fields: tuple[str, ...] = ()
+
+
 class PipelineConfig(_Config, frozen=True, kw_only=True):
     """One served model: a graph of stages and what it answers to."""
 
@@ -92,6 +124,8 @@ class PipelineConfig(_Config, frozen=True, kw_only=True):
     async_chunk: bool = True
     client_window: Positive = 16
     speech: SpeechConfig | None = None
+    image: ImageConfig | None = None
+    sound: SoundConfig | None = None
     echo: bool = False
 
 
@@ -108,6 +142,7 @@ class ServerConfig(_Config, frozen=True, kw_only=True):
     inline_limit: NonNegative = 16 * 1024
     arena_bytes: NonNegative = 64 * 1024 * 1024
     single_process: bool = False
+    deterministic: bool = False
 
 
 class Deployment(_Config, frozen=True, kw_only=True):

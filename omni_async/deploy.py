@@ -46,6 +46,11 @@ def load(
         raise ConfigError("Stage overrides need one MODEL or --deploy-config to apply to.")
     for overrides in (stage_overrides or {}, stage_flags or {}):
         trees = [_override(tree, overrides) for tree in trees]
+    if server is not None and server.deterministic:
+        trees = [
+            _override(tree, {str(s["stage_id"]): {"deterministic": True} for s in listed(tree, "stages")})
+            for tree in trees
+        ]
     pipelines = tuple(map(_pipeline, trees))
     _refuse_shared_names(pipelines)
     return Deployment(pipelines=pipelines, server=_checked(server or ServerConfig()))
@@ -74,7 +79,11 @@ def _trees(model: str | None, deploy_config: str | Path | None) -> list[Tree]:
 
 def _built_in(folder: str) -> Tree:
     tree = {key: value for key, value in models.catalogue()[folder].items() if key not in FOLDER_KEYS}
-    return {"model_arch": folder, **deepcopy(tree)}
+    tree = {"model_arch": folder, **deepcopy(tree)}
+    for stage in listed(tree, "stages"):
+        if str(stage.get("model", "")).startswith("./"):
+            stage["model"] = str(models.folder_of(folder) / stage["model"])
+    return tree
 
 
 def _with_base(path: Path, lowest: Tree, seen: tuple[Path, ...] = ()) -> Tree:
@@ -107,6 +116,10 @@ def _override(tree: Tree, overrides: Overrides) -> Tree:
             raise ConfigError(f"Stage {number}: stage_id says which stage is meant and cannot be changed.")
         layer.append({"stage_id": int(number), **check_stage(dict(fields), f"stage {number}: ")})
     return lay_over(tree, {"stages": layer})
+
+
+def _deterministic(tree: Tree) -> Tree:
+    return {**tree, "stages": [{**stage, "deterministic": True} for stage in listed(tree, "stages")]}
 
 
 def _pipeline(tree: Tree) -> PipelineConfig:

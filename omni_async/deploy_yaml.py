@@ -14,7 +14,14 @@ from typing import Any, cast
 import msgspec
 import yaml
 
-from omni_async.config import EdgeConfig, PipelineConfig, SpeechConfig, StageConfig
+from omni_async.config import (
+    EdgeConfig,
+    ImageConfig,
+    PipelineConfig,
+    SoundConfig,
+    SpeechConfig,
+    StageConfig,
+)
 from omni_async.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -59,8 +66,9 @@ def _check(value: Any, more: Collection[str], path: str = "") -> Tree:
     _each_stage(tree, path)
     for index, edge in enumerate(_list(tree, "edges", path)):
         _check_edge(edge, f"{path}edges[{index}]")
-    if tree.get("speech") is not None:
-        check_mapping(tree["speech"], _fields(SpeechConfig), f"{path}speech.")
+    for key, struct in (("speech", SpeechConfig), ("image", ImageConfig), ("sound", SoundConfig)):
+        if tree.get(key) is not None:
+            check_mapping(tree[key], _fields(struct), f"{path}{key}.")
     if tree.get("platforms") is not None:
         for name, section in check_mapping(tree["platforms"], PLATFORMS, f"{path}platforms.").items():
             _check(section, (), f"{path}platforms.{name}.")

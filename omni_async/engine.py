@@ -9,7 +9,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from omni_async.status import Health, RequestRecord, StageStatus
 from omni_async.stream import Delivery, ResultStream
 from omni_async.supervisor import Supervisor
 from omni_async.transports.run_dir import RunDir
-from omni_async.transports.shm import ArenaReader, nbytes, unpack
+from omni_async.transports.shm import ArenaReader, nbytes, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -136,13 +136,18 @@ class Engine:
         seed: int | None = None,
         gapless: bool = True,
         timeout: float | None = None,
+        arrays: Mapping[str, Any] | None = None,
     ) -> ResultStream:
-        """Begin a request. Its stream raises the request's error; `Overloaded` is raised at once."""
+        """Begin a request. Its stream raises the request's error; `Overloaded` is raised at once.
+
+        `arrays` (numpy) go to the entry stages with it.
+        """
         if self._supervisor is None:
             raise EngineDead("The engine is not running.")
         if self.draining:
             raise Overloaded("The server is shutting down.", retry_after=5.0)
         key = next(self._keys)
+        tensors, frames = pack(arrays or {}, arena=None, request=key, seq=0)
         stream = self._streams[key] = ResultStream(key, request_id, self._on_taken)
         self._handle(
             Submit(
@@ -153,6 +158,8 @@ class Engine:
                 seed=self._random.getrandbits(32) if seed is None else seed,
                 gapless=gapless,
                 deadline=time.monotonic() + (timeout or self.config.request_timeout),
+                tensors=tensors,
+                frames=frames,
             )
         )
         if isinstance(stream.error, Overloaded):

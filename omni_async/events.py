@@ -12,14 +12,17 @@ from typing import Any
 import msgspec
 
 from omni_async.errors import OmniError
-from omni_async.messages import EngineMessage, Output, WorkerMessage
+from omni_async.messages import EngineMessage, Output, Tensors, WorkerMessage
 from omni_async.status import RequestRecord
 
 Frames = Sequence[Any]
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A caller wants `params` run through `pipeline`; `deadline` is on the scheduler's clock."""
+    """A caller wants `params` run through `pipeline`; `deadline` is on the scheduler's clock.
+
+    `tensors` lie in `frames`, so that a retry can send them again.
+    """
 
     key: int
     request_id: str
@@ -28,6 +31,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seed: int
     gapless: bool
     deadline: float
+    tensors: Tensors = {}
+    frames: Frames = ()
 
 
 class FromWorker(msgspec.Struct, frozen=True):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -36,6 +38,11 @@ def catalogue() -> dict[str, dict[str, Any]]:
         path for folder in _root("models").iterdir() if (path := folder / "pipeline.yaml").is_file()
     )
     return {path.parent.name: deploy_yaml.read(path, folder=True) for path in paths}
+
+
+def folder_of(name: str) -> Path:
+    """Where the model folder `name` lies."""
+    return _root("models") / name
 
 
 def demo_models() -> list[str]:
@@ -66,10 +73,16 @@ def find(model: str) -> Found:
         folder
         for folder, content in known.items()
         if wanted & set(map(_plain, (folder, *content.get("matches", ()))))
-    ]
+    ] or [folder for folder, content in known.items() if _serves_any(content, names)]
     if len(serving) > 1:
         raise ConfigError(f"{model} ({', '.join(names)}) is served by several folders: {', '.join(serving)}.")
     return Found(serving[0] if serving else None, model, tuple(names))
+
+
+def _serves_any(content: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether one of `matches` is a pattern, as `*Pipeline`, that fits: it serves what no other does."""
+    patterns = [match for match in content.get("matches", ()) if "*" in match]
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _plain(name: str) -> str:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of the answer's audio: `pcm` is float32 `[samples]`, mono, nominally in [-1, 1]."""
+    """A piece of the answer's audio: `pcm` is float32 `[samples]`, or `[samples, channels]` where there
+    are several, nominally in [-1, 1]."""
 
     request_id: str
     pcm: NDArray[np.float32]
@@ -30,3 +31,39 @@ class TextChunk:
 
     request_id: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChunk:
+    """A picture: `pixels` is uint8 `[height, width, 3 or 4]`, RGB or RGBA.
+
+    `partial` is the number of a preview (0, 1, …), None when the picture is finished. `upscaled_from` is the
+    (width, height) that the model drew where the picture was enlarged.
+    """
+
+    request_id: str
+    pixels: NDArray[np.uint8]
+    seed: int
+    step: int
+    steps: int
+    partial: int | None = None
+    upscaled_from: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VideoChunk:
+    """A film: `frames` is uint8 `[frames, height, width, 3]`, to be shown at `fps` a second."""
+
+    request_id: str
+    frames: NDArray[np.uint8]
+    fps: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`step` of `steps` denoise steps are done."""
+
+    request_id: str
+    step: int
+    steps: int

@@ -150,7 +150,9 @@ class Scheduler:
                     window=request.plan.window[stage],
                     due_in=self._due(request) - now,
                     public_id=submit.request_id,
+                    tensors=submit.tensors,
                 ),
+                submit.frames,
             )
             for message, frames in run.held:
                 self._send(replica, message, frames)

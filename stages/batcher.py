@@ -71,7 +71,8 @@ class Batcher:
     """Picks rows by policy, up to `max_batch_size` rows and `max_tokens` units of work (0: no limit).
 
     `due`: earliest due time first, and only as many rows as let the most urgent one be on time.
-    `fcfs`: in order of arrival. `round_robin`: whoever was served longest ago.
+    `fcfs`: in order of arrival. `round_robin`: whoever was served longest ago, and among those the earliest
+    due. The first row's `batch_key` says which others can go with it.
     """
 
     def __init__(self, policy: SchedulingPolicy, max_batch_size: int, max_tokens: int = 0) -> None:
@@ -105,8 +106,9 @@ class Batcher:
         if self.policy == "due":
             ready.sort(key=lambda row: (row.due, row.order))
         elif self.policy == "round_robin":
-            ready.sort(key=lambda row: (row.served, row.order))
-        batch = self._fill(ready, now)
+            ready.sort(key=lambda row: (row.served, row.due, row.order))
+        key = ready[0].state.batch_key
+        batch = self._fill([row for row in ready if row.state.batch_key == key], now)
         self._steps += 1
         for row in batch:
             row.served = self._steps

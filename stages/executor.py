@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -76,6 +76,11 @@ class State:
         `max_num_batched_tokens`."""
         return 1
 
+    @property
+    def batch_key(self) -> Hashable:
+        """States of one step have equal keys. Groups of other keys take their turns."""
+        return None
+
 
 class Executor(Protocol):
     """A model in a stage process."""
@@ -88,8 +93,9 @@ class Executor(Protocol):
         """Make the state of a new request; cheap. Raising fails this request only."""
         ...
 
-    def step(self, states: Sequence[Any]) -> list[list[StepOutput]]:
-        """Advance every state once and return, aligned with `states`, the chunks each one made.
+    def step(self, states: Sequence[Any]) -> Sequence[list[StepOutput] | Exception]:
+        """Advance every state once and return, aligned with `states`, the chunks each one made, or the
+        error that fails that state alone.
 
         Raising makes the worker retry row by row: so a step must not change a state before
         everything that may raise has run, or must be safe to run again.

@@ -13,6 +13,7 @@ HELP = {
     ("ServerConfig", "inline_limit"): "bytes up to which a chunk travels inside its message",
     ("ServerConfig", "arena_bytes"): "bytes of shared memory of each worker; 0: all travels inside messages",
     ("ServerConfig", "single_process"): "run the stages as threads of one process",
+    ("ServerConfig", "deterministic"): "run rows one by one, so that load cannot change a bit of an answer",
     ("ApiConfig", "api_keys"): "a key that callers may send; may be repeated (default: no key is asked for)",
     ("ApiConfig", "max_input_chars"): "characters of text in one request or WebSocket session",
     ("ApiConfig", "max_batch_items"): "items of one batch request",

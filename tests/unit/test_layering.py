@@ -22,18 +22,31 @@ PURE = {
         "errors",
         "events",
         "graph",
+        "image",
         "invariants",
         "messages",
         "outputs",
         "plan",
         "playback",
     ),
-    *("pool", "request", "restarts", "scheduler", "speech", "status", "throughput"),
+    *("pool", "request", "restarts", "scheduler", "sound", "speech", "status", "throughput"),
 }
 """Core modules that decide and describe: they know the standard library, msgspec and one another."""
 
 CORE = "core"
-API_MAY_NAME = {"client", "config", "echo", "errors", "ids", "logs", "outputs", "speech", "status"}
+API_MAY_NAME = {
+    "client",
+    "config",
+    "echo",
+    "errors",
+    "ids",
+    "image",
+    "logs",
+    "outputs",
+    "sound",
+    "speech",
+    "status",
+}
 """What of the core the API may import; engine, scheduler and the like are behind `client`."""
 
 HEAVY = {"torch", "diffusers", "transformers", "vllm", "onnxruntime"}

@@ -7,6 +7,7 @@ import omni_async
 NAMES = [
     *("AsyncOmni", "AudioChunk", "ConfigError", "DeadlineExceeded", "Deployment", "Echo", "EngineDead"),
     *("InvalidRequest", "NotFound", "Omni", "OmniError", "Overloaded", "PipelineConfig", "ServerConfig"),
+    *("Image", "ImageChunk", "ImageConfig", "Lora", "Progress", "Sound", "SoundConfig", "VideoChunk"),
     *("Speech", "SpeechConfig", "StageConfig", "StageFailed", "TextChunk"),
 ]
 
