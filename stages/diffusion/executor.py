@@ -1,0 +1,163 @@
+"""A diffusers pipeline as an executor: encode, denoise step by step, decode; requests join between steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from omni_async.config import StageConfig
+from omni_async.errors import StageFailed
+from omni_async.stages.diffusion import pictures
+from omni_async.stages.diffusion.adapter import Adapter, Tensor
+from omni_async.stages.diffusion.encodings import Encodings
+from omni_async.stages.diffusion.options import Options
+from omni_async.stages.diffusion.spec import check_defaults, parse
+from omni_async.stages.diffusion.state import DiffusionState, Phase
+from omni_async.stages.executor import StageRequest, StepOutput
+
+log = logging.getLogger(__name__)
+
+WARM_STEPS = 4
+Result = list[StepOutput] | Exception
+
+
+class DiffusionExecutor:
+    """One pipeline, stepped. `load_adapter` loads it."""
+
+    def __init__(
+        self, config: StageConfig, options: Options, load_adapter: Callable[[], Adapter]
+    ) -> None:
+        self.config = config
+        self.options = options
+        self._load_adapter = load_adapter
+        self._encodings = Encodings(options.prompt_cache_size, batch=not config.deterministic)
+        self._colours: pictures.LatentColours | None = None
+
+    def load(self) -> None:
+        """Load the pipeline and draw one picture with it."""
+        check_defaults(self.config.default_sampling_params, self.config.name)
+        self.adapter = self._load_adapter()
+        self.adapter.alone = self.adapter.alone or self.config.deterministic
+        self._warm()
+
+    def _warm(self) -> None:
+        params = {**self.config.default_sampling_params, "prompt": "a", "num_inference_steps": WARM_STEPS}
+        side = self.adapter.multiple_of * 4
+        params = {"width": side, "height": side, **params}
+        state = self.admit(StageRequest(request=0, params=params, seed=0))
+        while not any(output.final for output in self._only(self.step([state]))):
+            pass
+
+    @staticmethod
+    def _only(results: Sequence[Result]) -> list[StepOutput]:
+        result = results[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def admit(self, request: StageRequest) -> DiffusionState:
+        """Raises `InvalidRequest` for what the family cannot do."""
+        spec = parse(request.params)
+        self.adapter.check(spec)
+        return DiffusionState(request, spec, self.adapter, has_upstream=False)
+
+    @torch.no_grad()
+    def step(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+        """The next step of requests that are in the same phase."""
+        work = {Phase.ENCODE: self._encode, Phase.DENOISE: self._denoise, Phase.DECODE: self._decode}
+        return work[states[0].phase](states)
+
+    def _encode(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+        self._encodings.fill(states, self.adapter.encode_texts)
+        return [self._prepared(state) for state in states]
+
+    def _prepared(self, state: DiffusionState) -> Result:
+        try:
+            self.adapter.prepare(state)
+        except Exception as error:
+            return error
+        state.phase = Phase.DENOISE
+        return []
+
+    def _denoise(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+        predictions = self.adapter.denoise_step(states)
+        return [self._stepped(state, each) for state, each in zip(states, predictions, strict=True)]
+
+    def _stepped(self, state: DiffusionState, prediction: Tensor) -> Result:
+        try:
+            partial = self._partial_due(state)
+            foreseen = None if partial is None else self.adapter.estimate(state, prediction)
+            self.adapter.step_scheduler(state, prediction)
+            if state.denoised:
+                state.phase = Phase.DECODE
+            if partial is not None and foreseen is not None:
+                return [self._picture(self._preview(state, foreseen), state, partial)]
+        except Exception as error:
+            return error
+        told = {"step": state.index, "steps": len(state.timesteps)}
+        return [StepOutput(meta=told)] if state.spec.progress else []
+
+    @staticmethod
+    def _partial_due(state: DiffusionState) -> int | None:
+        """The number of the preview that is due after this step, if one is."""
+        count, steps = state.spec.partial_images, len(state.timesteps)
+        due = [(steps * (number + 1)) // (count + 1) for number in range(count)]
+        return due.index(state.index + 1) if state.index + 1 in due and state.index + 1 < steps else None
+
+    def _preview(self, state: DiffusionState, latents: Tensor) -> Any:
+        spatial = self.adapter.spatial(latents, state)
+        if self.options.preview_method == "vae" or self._colours is None or spatial is None:
+            return self.adapter.post_decode(latents, state)[0]
+        return pictures.resized(self._colours(spatial), (state.spec.width, state.spec.height))
+
+    def _decode(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+        finite = [bool(torch.isfinite(state.latents).all()) for state in states]
+        good = [state for state, is_finite in zip(states, finite, strict=True) if is_finite]
+        media = iter(self._media(good) if good else ())
+        return [
+            [self._final(state, next(media))] if is_finite else _not_finite(state)
+            for state, is_finite in zip(states, finite, strict=True)
+        ]
+
+    def _media(self, states: Sequence[DiffusionState]) -> Any:
+        latents = torch.cat([state.latents for state in states])
+        made = self.adapter.post_decode(latents, states[0])
+        if self._colours is None and self.options.preview_method == "latent" and made.ndim == 4:
+            spatial = self.adapter.spatial(latents, states[0])
+            if spatial is not None:
+                self._colours = pictures.LatentColours(spatial, torch.from_numpy(made).movedim(-1, 1) / 255)
+        return made
+
+    def _final(self, state: DiffusionState, media: Any) -> StepOutput:
+        if media.dtype == "float32":
+            seconds = state.spec.seconds
+            return StepOutput(tensors={"pcm": media}, duration=seconds, final=True)
+        if media.ndim == 4 and state.spec.num_frames > 1:
+            meta = {"fps": state.spec.fps, "seed": state.request.seed}
+            return StepOutput(tensors={"frames": media}, meta=meta, final=True)
+        return self._picture(media, state, None)
+
+    def _picture(self, pixels: Any, state: DiffusionState, partial: int | None) -> StepOutput:
+        meta: dict[str, Any] = {"seed": state.request.seed, "step": state.index, "steps": len(state.timesteps)}
+        if partial is not None:
+            meta["partial"] = partial
+        if state.spec.upscale_to is not None:
+            meta["upscaled_from"] = [pixels.shape[1], pixels.shape[0]]
+            pixels = pictures.resized(pixels, state.spec.upscale_to)
+        return StepOutput(tensors={"pixels": pixels}, meta=meta, final=partial is None)
+
+    def abort(self, state: DiffusionState) -> None:
+        """Nothing is held beside the state."""
+
+    def close(self) -> None:
+        """The process ends with the model."""
+
+
+def _not_finite(state: DiffusionState) -> StageFailed:
+    return StageFailed(
+        f"The latents are not finite after {state.index} steps: the model's dtype or these parameters "
+        "overflow it."
+    )
