@@ -27,9 +27,7 @@ Result = list[StepOutput] | Exception
 class DiffusionExecutor:
     """One pipeline, stepped. `load_adapter` loads it."""
 
-    def __init__(
-        self, config: StageConfig, options: Options, load_adapter: Callable[[], Adapter]
-    ) -> None:
+    def __init__(self, config: StageConfig, options: Options, load_adapter: Callable[[], Adapter]) -> None:
         self.config = config
         self.options = options
         self._load_adapter = load_adapter
@@ -141,7 +139,11 @@ class DiffusionExecutor:
         return self._picture(media, state, None)
 
     def _picture(self, pixels: Any, state: DiffusionState, partial: int | None) -> StepOutput:
-        meta: dict[str, Any] = {"seed": state.request.seed, "step": state.index, "steps": len(state.timesteps)}
+        meta: dict[str, Any] = {
+            "seed": state.request.seed,
+            "step": state.index,
+            "steps": len(state.timesteps),
+        }
         if partial is not None:
             meta["partial"] = partial
         if state.spec.upscale_to is not None:

@@ -114,7 +114,9 @@ class Adapter(adapter.Adapter):
     def spatial(self, latents: Tensor, state: DiffusionState) -> Tensor:
         """The latents unpacked."""
         spec = state.spec
-        return self.pipe._unpack_latents(latents, spec.height, spec.width, self.pipe.vae_scale_factor)[:, :, 0]
+        return self.pipe._unpack_latents(latents, spec.height, spec.width, self.pipe.vae_scale_factor)[
+            :, :, 0
+        ]
 
     def decode(self, latents: Tensor, state: DiffusionState) -> Tensor:
         """Pictures, float `[rows, 3, height, width]`."""
