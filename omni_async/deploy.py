@@ -47,10 +47,7 @@ def load(
     for overrides in (stage_overrides or {}, stage_flags or {}):
         trees = [_override(tree, overrides) for tree in trees]
     if server is not None and server.deterministic:
-        trees = [
-            _override(tree, {str(s["stage_id"]): {"deterministic": True} for s in listed(tree, "stages")})
-            for tree in trees
-        ]
+        trees = [_deterministic(tree) for tree in trees]
     pipelines = tuple(map(_pipeline, trees))
     _refuse_shared_names(pipelines)
     return Deployment(pipelines=pipelines, server=_checked(server or ServerConfig()))

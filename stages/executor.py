@@ -53,6 +53,17 @@ class StepOutput:
     final: bool = False
 
 
+StepResult = list[StepOutput] | Exception
+"""What became of one state in a step: what it made, or the error that fails it alone."""
+
+
+def outputs_of(result: StepResult) -> list[StepOutput]:
+    """What was made; raises the error if there is one."""
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 class State:
     """Base of what an executor keeps per request. Subclass it and add fields.
 
@@ -93,9 +104,8 @@ class Executor(Protocol):
         """Make the state of a new request; cheap. Raising fails this request only."""
         ...
 
-    def step(self, states: Sequence[Any]) -> Sequence[list[StepOutput] | Exception]:
-        """Advance every state once and return, aligned with `states`, the chunks each one made, or the
-        error that fails that state alone.
+    def step(self, states: Sequence[Any]) -> Sequence[StepResult]:
+        """Advance every state once and return, aligned with `states`, what became of each.
 
         Raising makes the worker retry row by row: so a step must not change a state before
         everything that may raise has run, or must be safe to run again.

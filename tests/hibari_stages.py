@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_async.config import StageConfig
-from omni_async.stages.executor import Chunk, Executor, StageRequest, StepOutput
+from omni_async.stages.executor import Chunk, Executor, StageRequest, StepOutput, outputs_of
 from omni_async.stages.models.hibari import code2wav, talker
 
 Floats = NDArray[np.float32]
@@ -58,7 +58,7 @@ def talk(utterance: Utterance) -> list[StepOutput]:
     state = talker_stage().admit(utterance.request())
     outputs: list[StepOutput] = []
     while not (outputs and outputs[-1].final):
-        outputs += talker_stage().step([state])[0]
+        outputs += outputs_of(talker_stage().step([state])[0])
     return outputs
 
 
@@ -82,7 +82,7 @@ def _step(stage: Executor, states: dict[int, Any]) -> Sequence[tuple[int, StepOu
     """One step of all `states`; those that have ended are taken out."""
     rows = list(states)
     made = stage.step([states[i] for i in rows]) if rows else []
-    outputs = [(i, output) for i, row in zip(rows, made, strict=True) for output in row]
+    outputs = [(i, output) for i, row in zip(rows, made, strict=True) for output in outputs_of(row)]
     for i, output in outputs:
         if output.final:
             del states[i]

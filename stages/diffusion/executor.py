@@ -16,12 +16,11 @@ from omni_async.stages.diffusion.encodings import Encodings
 from omni_async.stages.diffusion.options import Options
 from omni_async.stages.diffusion.spec import check_defaults, parse
 from omni_async.stages.diffusion.state import DiffusionState, Phase
-from omni_async.stages.executor import StageRequest, StepOutput
+from omni_async.stages.executor import StageRequest, StepOutput, StepResult, outputs_of
 
 log = logging.getLogger(__name__)
 
 WARM_STEPS = 4
-Result = list[StepOutput] | Exception
 
 
 class DiffusionExecutor:
@@ -46,15 +45,8 @@ class DiffusionExecutor:
         side = self.adapter.multiple_of * 4
         params = {"width": side, "height": side, **params}
         state = self.admit(StageRequest(request=0, params=params, seed=0))
-        while not any(output.final for output in self._only(self.step([state]))):
+        while not any(output.final for output in outputs_of(self.step([state])[0])):
             pass
-
-    @staticmethod
-    def _only(results: Sequence[Result]) -> list[StepOutput]:
-        result = results[0]
-        if isinstance(result, Exception):
-            raise result
-        return result
 
     def admit(self, request: StageRequest) -> DiffusionState:
         """Raises `InvalidRequest` for what the family cannot do."""
@@ -63,16 +55,16 @@ class DiffusionExecutor:
         return DiffusionState(request, spec, self.adapter, has_upstream=False)
 
     @torch.no_grad()
-    def step(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+    def step(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         """The next step of requests that are in the same phase."""
         work = {Phase.ENCODE: self._encode, Phase.DENOISE: self._denoise, Phase.DECODE: self._decode}
         return work[states[0].phase](states)
 
-    def _encode(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+    def _encode(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         self._encodings.fill(states, self.adapter.encode_texts)
         return [self._prepared(state) for state in states]
 
-    def _prepared(self, state: DiffusionState) -> Result:
+    def _prepared(self, state: DiffusionState) -> StepResult:
         try:
             self.adapter.prepare(state)
         except Exception as error:
@@ -80,11 +72,11 @@ class DiffusionExecutor:
         state.phase = Phase.DENOISE
         return []
 
-    def _denoise(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+    def _denoise(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         predictions = self.adapter.denoise_step(states)
         return [self._stepped(state, each) for state, each in zip(states, predictions, strict=True)]
 
-    def _stepped(self, state: DiffusionState, prediction: Tensor) -> Result:
+    def _stepped(self, state: DiffusionState, prediction: Tensor) -> StepResult:
         try:
             partial = self._partial_due(state)
             foreseen = None if partial is None else self.adapter.estimate(state, prediction)
@@ -111,7 +103,7 @@ class DiffusionExecutor:
             return self.adapter.post_decode(latents, state)[0]
         return pictures.resized(self._colours(spatial), (state.spec.width, state.spec.height))
 
-    def _decode(self, states: Sequence[DiffusionState]) -> Sequence[Result]:
+    def _decode(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         finite = [bool(torch.isfinite(state.latents).all()) for state in states]
         good = [state for state, is_finite in zip(states, finite, strict=True) if is_finite]
         media = iter(self._media(good) if good else ())

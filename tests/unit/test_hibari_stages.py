@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omni_async.errors import InvalidRequest
-from omni_async.stages.executor import Chunk, StageRequest
+from omni_async.stages.executor import Chunk, StageRequest, outputs_of
 from tests.hibari_stages import Utterance, code2wav_stage, speak, talk, talker_stage
 
 TEXT = "Rice is often served in round bowls. The juice of lemons makes fine punch."
@@ -100,7 +100,7 @@ def test_the_first_chunk_is_small_and_later_ones_are_not() -> None:
 
 def test_a_long_text_takes_one_sentence_a_step() -> None:
     state = talker_stage().admit(Utterance("This is one of many sentences. " * 2000).request())
-    outputs = talker_stage().step([state])[0]
+    outputs = outputs_of(talker_stage().step([state])[0])
     assert [output.meta["first"] for output in outputs] == [True]
     assert not outputs[0].final
 
@@ -123,10 +123,10 @@ def test_a_step_that_fails_for_one_row_can_be_run_again_for_the_others() -> None
     pcm: list[Any] = []
     final = False
     while not final:
-        for output in talker_stage().step([good])[0]:
+        for output in outputs_of(talker_stage().step([good])[0]):
             sound.inputs.append(Chunk("talker", output.meta, output.tensors, output.final))
         while sound.ready:
-            (made,) = code2wav_stage().step([sound])[0]
+            (made,) = outputs_of(code2wav_stage().step([sound])[0])
             pcm.append(made.tensors["pcm"])
             final = made.final
     assert np.array_equal(np.concatenate(pcm), alone)
