@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni_async.errors import InvalidRequest
+from omni_async.stages.diffusion.loras import Loras
 from omni_async.stages.diffusion.spec import Spec
 from omni_async.stages.diffusion.state import DiffusionState, Encoding, Phase
 
@@ -30,7 +31,7 @@ class Adapter:
     `guidance` says how the two rows of a guided request are run, as in the pipeline: "uncond_first" or
     "cond_first" in one forward pass, "separate" in two. `scale_name` is the parameter that weighs the
     negative prompt; above `scale_floor` it takes effect. `pads` says that rows of several sizes can share
-    a forward pass.
+    a forward pass, `lora_per_row` that rows of several LoRA adapters can.
     """
 
     guidance: ClassVar[Literal["separate", "uncond_first", "cond_first"]] = "separate"
@@ -40,6 +41,7 @@ class Adapter:
     default_negative: ClassVar[str] = ""
     default_length: ClassVar[int] = 256
     pads: ClassVar[bool] = False
+    lora_per_row: ClassVar[bool] = True
     denoiser: ClassVar[str] = "transformer"
     multiple_of: int = 16
 
@@ -48,6 +50,7 @@ class Adapter:
         self.mixes_sizes = self.pads
         self.alone = False
         """Whether each request runs in steps of its own."""
+        self.loras = Loras(pipe, self.transformer)
 
     @property
     def transformer(self) -> Any:
@@ -80,9 +83,9 @@ class Adapter:
             return state.request.request
         if state.phase is Phase.ENCODE:
             return state.phase
-        if state.phase is Phase.DENOISE and self.mixes_sizes:
-            return (state.phase, *self.group(state))
-        return (state.phase, *self.group(state), tuple(state.latents.shape))
+        key = (state.phase, *self.group(state), "" if self.lora_per_row else state.lora)
+        mixed = state.phase is Phase.DENOISE and self.mixes_sizes
+        return key if mixed else (*key, tuple(state.latents.shape))
 
     def group(self, state: DiffusionState) -> tuple[Hashable, ...]:
         """What else rows of one forward pass must have in common."""
@@ -124,18 +127,23 @@ class Adapter:
         """The prediction as the scheduler takes it."""
         return prediction
 
+    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+        """`forward`, each row with its request's LoRA."""
+        self.loras.activate([state.lora for state, _ in rows])
+        return self.forward(rows)
+
     def denoise_step(self, states: Sequence[DiffusionState]) -> list[Tensor]:
         """One prediction per request, guidance applied."""
         cond = [(state, state.cond) for state in states]
         uncond = [(state, state.uncond) for state in states if state.uncond is not None]
         if self.guidance == "uncond_first":
-            out = self.forward([*uncond, *cond])
+            out = self.run([*uncond, *cond])
             negative, positive = out[: len(uncond)], out[len(uncond) :]
         elif self.guidance == "cond_first":
-            out = self.forward([*cond, *uncond])
+            out = self.run([*cond, *uncond])
             positive, negative = out[: len(cond)], out[len(cond) :]
         else:
-            positive, negative = self.forward(cond), self.forward(uncond) if uncond else ()
+            positive, negative = self.run(cond), self.run(uncond) if uncond else ()
         left = iter(negative)
         guided = [
             self.guide(state, row, next(left)) if state.uncond is not None else row

@@ -15,7 +15,7 @@ from omni_async.stages.diffusion.adapter import Adapter, Tensor
 from omni_async.stages.diffusion.encodings import Encodings
 from omni_async.stages.diffusion.options import Options
 from omni_async.stages.diffusion.spec import check_defaults, parse
-from omni_async.stages.diffusion.state import DiffusionState, Phase
+from omni_async.stages.diffusion.state import DiffusionState, Encoding, Phase
 from omni_async.stages.executor import StageRequest, StepOutput, StepResult, outputs_of
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class DiffusionExecutor:
         check_defaults(self.config.default_sampling_params, self.config.name)
         self.adapter = self._load_adapter()
         self.adapter.alone = self.adapter.alone or self.config.deterministic
+        self.adapter.loras.limit = self.options.max_loras
         self._warm()
 
     def _warm(self) -> None:
@@ -61,8 +62,24 @@ class DiffusionExecutor:
         return work[states[0].phase](states)
 
     def _encode(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
-        self._encodings.fill(states, self.adapter.encode_texts)
-        return [self._prepared(state) for state in states]
+        failed = {state.request.request: error for state in states if (error := self._load_lora(state))}
+        good = [state for state in states if state.request.request not in failed]
+        self._encodings.fill(good, self._encode_texts)
+        return [failed.get(state.request.request) or self._prepared(state) for state in states]
+
+    def _load_lora(self, state: DiffusionState) -> Exception | None:
+        if state.spec.lora is None or state.lora:
+            return None
+        try:
+            with torch.enable_grad():
+                state.lora = self.adapter.loras.use(state.spec.lora)
+        except Exception as error:
+            return error
+        return None
+
+    def _encode_texts(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
+        self.adapter.loras.activate_texts(state.lora)
+        return self.adapter.encode_texts(texts, state)
 
     def _prepared(self, state: DiffusionState) -> StepResult:
         try:
@@ -122,6 +139,7 @@ class DiffusionExecutor:
         return made
 
     def _final(self, state: DiffusionState, media: Any) -> StepOutput:
+        self.adapter.loras.release(state.lora)
         if media.dtype == "float32":
             seconds = state.spec.seconds
             return StepOutput(tensors={"pcm": media}, duration=seconds, final=True)
@@ -144,7 +162,8 @@ class DiffusionExecutor:
         return StepOutput(tensors={"pixels": pixels}, meta=meta, final=partial is None)
 
     def abort(self, state: DiffusionState) -> None:
-        """Nothing is held beside the state."""
+        """Let go of what the request used."""
+        self.adapter.loras.release(state.lora)
 
     def close(self) -> None:
         """The process ends with the model."""
