@@ -64,6 +64,14 @@ class Adapter:
 
     def check(self, spec: Spec) -> None:
         """Raises `InvalidRequest` for what the family cannot do."""
+        step = self.multiple_of
+        if spec.width % step or spec.height % step:
+            near = [max(round(side / step), 1) * step for side in (spec.width, spec.height)]
+            message = (
+                f"size {spec.width}x{spec.height} is not made by this model; "
+                f"the nearest size is {near[0]}x{near[1]}."
+            )
+            raise InvalidRequest(message, param="size", code="unsupported_size")
         if spec.negative_prompt is not None and not self.is_guided(spec):
             message = f"negative_prompt has no effect unless {self.scale_name} is above {self.scale_floor:g}."
             raise InvalidRequest(message, param="negative_prompt")

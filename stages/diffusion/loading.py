@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,18 +22,30 @@ log = logging.getLogger(__name__)
 def load_adapter(config: StageConfig, options: Options) -> Adapter:
     """The pipeline of `config.model` under the adapter of `config.model_arch`. Raises `ConfigError`."""
     module = importlib.import_module(f"omni_async.stages.models.{config.model_arch}.adapter")
-    return module.Adapter(load_pipeline(config, options))
+    components = module.components(folder_of(config)) if hasattr(module, "components") else {}
+    return module.Adapter(load_pipeline(config, options, **components))
+
+
+def folder_of(config: StageConfig) -> Path:
+    """Where the model lies, fetched if need be. Raises `ConfigError`."""
+    if not config.model:
+        raise ConfigError(f"Stage {config.name}: model names no diffusers folder.", stage=config.name)
+    if Path(config.model).is_dir():
+        return Path(config.model)
+    try:
+        return Path(DiffusionPipeline.download(config.model))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Stage {config.name}: {config.model} cannot be fetched: {error}") from None
 
 
 def load_pipeline(config: StageConfig, options: Options, **components: Any) -> DiffusionPipeline:
     """The pipeline's components, on their devices. Raises `ConfigError`."""
-    if not config.model:
-        raise ConfigError(f"Stage {config.name}: model names no diffusers folder.", stage=config.name)
+    folder = folder_of(config)
     diffusers_logging.disable_progress_bar()
     device = config.devices[0]
     try:
         pipe = DiffusionPipeline.from_pretrained(
-            config.model,
+            folder,
             torch_dtype=dtype_of(options, device),
             trust_remote_code=options.trust_remote_code,
             **components,
