@@ -100,10 +100,9 @@ def _take(
 
 
 def furthest(some: Sequence[Answer], others: Sequence[Answer]) -> float:
-    """The largest difference between latents of the same request."""
-    return max(
-        float((one.latents - other.latents).abs().max()) for one, other in zip(some, others, strict=True)
-    )
+    """The largest difference between latents of the same request, at latents' usual scale of 1."""
+    pairs = [(one.latents, other.latents) for one, other in zip(some, others, strict=True)]
+    return max(float((one - other).abs().max() / max(1.0, float(other.std()))) for one, other in pairs)
 
 
 def as_uint8(picture: NDArray[Any]) -> NDArray[np.uint8]:

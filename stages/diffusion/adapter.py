@@ -43,6 +43,7 @@ class Adapter:
     pads: ClassVar[bool] = False
     lora_per_row: ClassVar[bool] = True
     denoiser: ClassVar[str] = "transformer"
+    needs_image: ClassVar[bool] = False
     multiple_of: int = 16
 
     def __init__(self, pipe: Any) -> None:
@@ -92,8 +93,9 @@ class Adapter:
         if state.phase is Phase.ENCODE:
             return state.phase
         key = (state.phase, *self.group(state), "" if self.lora_per_row else state.lora)
-        mixed = state.phase is Phase.DENOISE and self.mixes_sizes
-        return key if mixed else (*key, tuple(state.latents.shape))
+        if state.phase is Phase.DENOISE and self.mixes_sizes:
+            return key
+        return (*key, state.spec.width, state.spec.height, tuple(state.latents.shape))
 
     def group(self, state: DiffusionState) -> tuple[Hashable, ...]:
         """What else rows of one forward pass must have in common."""
@@ -118,6 +120,10 @@ class Adapter:
     def encode_texts(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
         """Each text encoded; `state` is of one request that they belong to."""
         raise NotImplementedError
+
+    def encode_negatives(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
+        """Each negative prompt encoded."""
+        return self.encode_texts(texts, state)
 
     def prepare(self, state: DiffusionState) -> None:
         """Give `state` its generator, latents, scheduler and timesteps."""
@@ -173,11 +179,12 @@ class Adapter:
 
     def estimate(self, state: DiffusionState, prediction: Tensor) -> Tensor:
         """The finished latents as they are foreseen before the step of `prediction` is taken."""
-        sigmas = getattr(state.scheduler, "sigmas", None)
-        if sigmas is None or type(state.scheduler).__name__ != "FlowMatchEulerDiscreteScheduler":
+        scheduler = state.scheduler
+        flows = scheduler.config.get("prediction_type") == "flow_prediction"
+        if not flows and "Euler" not in type(scheduler).__name__:
             return state.latents
-        begin = len(sigmas) - 1 - len(state.timesteps)
-        return state.latents - sigmas[begin + state.index].to(state.latents.device) * prediction
+        begin = len(scheduler.sigmas) - 1 - len(state.timesteps)
+        return state.latents - scheduler.sigmas[begin + state.index].to(self.device) * prediction
 
     def spatial(self, latents: Tensor, state: DiffusionState) -> Tensor | None:
         """The latents as `[rows, channels, height, width]`; None where they are no picture."""
@@ -191,6 +198,23 @@ class Adapter:
     def post_decode(self, latents: Tensor, state: DiffusionState) -> NDArray[Any]:
         """Latents as media: uint8 `[rows, height, width, 3]`."""
         return to_uint8(self.decode(latents, state))
+
+    def vae_decode(self, latents: Tensor) -> Tensor:
+        """Latents as the VAE takes them → pictures, float `[rows, 3, height, width]` in [0, 1]."""
+        vae = self.pipe.vae
+        pictures = vae.decode(latents.to(vae.device, vae.dtype), return_dict=False)[0]
+        return self.pipe.image_processor.postprocess(pictures, output_type="pt")
+
+    def unscaled(self, latents: Tensor) -> Tensor:
+        """Latents at the VAE's own scale."""
+        config = self.pipe.vae.config
+        return (latents / config.scaling_factor) + config.shift_factor
+
+    def pipe_with(self, scheduler: Any) -> Any:
+        """The pipeline over another scheduler, for those of its parts that ask it."""
+        pipe = copy.copy(self.pipe)
+        pipe.scheduler = scheduler
+        return pipe
 
     def new_scheduler(self) -> Any:
         """A scheduler of the request's own: it counts steps."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_async.config import StageConfig
@@ -45,7 +46,8 @@ class DiffusionExecutor:
         params = {**self.config.default_sampling_params, "prompt": "a", "num_inference_steps": WARM_STEPS}
         side = self.adapter.multiple_of * 4
         params = {"width": side, "height": side, **params}
-        state = self.admit(StageRequest(request=0, params=params, seed=0))
+        image = {"image0": np.zeros((side, side, 3), np.uint8)} if self.adapter.needs_image else {}
+        state = self.admit(StageRequest(request=0, params=params, seed=0, tensors=image))
         while not any(output.final for output in outputs_of(self.step([state])[0])):
             pass
 
@@ -77,9 +79,9 @@ class DiffusionExecutor:
             return error
         return None
 
-    def _encode_texts(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
+    def _encode_texts(self, texts: Sequence[str], state: DiffusionState, negative: bool) -> list[Encoding]:
         self.adapter.loras.activate_texts(state.lora)
-        return self.adapter.encode_texts(texts, state)
+        return (self.adapter.encode_negatives if negative else self.adapter.encode_texts)(texts, state)
 
     def _prepared(self, state: DiffusionState) -> StepResult:
         try:

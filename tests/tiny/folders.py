@@ -41,7 +41,7 @@ def _enliven(denoiser: torch.nn.Module) -> None:
     """Weights that pass their input on at its own scale, so that prompt and guidance matter."""
     for module in denoiser.modules():
         if isinstance(module, torch.nn.Linear):
-            torch.nn.init.normal_(module.weight, std=1.2 / module.in_features**0.5)
+            torch.nn.init.normal_(module.weight, std=1 / module.in_features**0.5)
 
 
 def _name_processor_as_published(index: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,7 +129,3 @@ class Adapter(adapter.Adapter):
         )
         pictures = vae.decode(latents / (1.0 / deviation) + mean, return_dict=False)[0][:, :, 0]
         return pipe.image_processor.postprocess(pictures, output_type="pt")
-
-    def group(self, state: DiffusionState) -> tuple[Hashable, ...]:
-        """Everything goes together."""
-        return ()

@@ -113,7 +113,4 @@ class Adapter(adapter.Adapter):
 
     def decode(self, latents: Tensor, state: DiffusionState) -> Tensor:
         """Pictures, float `[rows, 3, height, width]`."""
-        vae = self.pipe.vae
-        latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
-        pictures = vae.decode(latents.to(vae.device), return_dict=False)[0]
-        return self.pipe.image_processor.postprocess(pictures, output_type="pt")
+        return self.vae_decode(self.unscaled(latents))
