@@ -29,8 +29,8 @@ clean:
 # torch goes first and alone: its pin is what keeps pip from another build that is many times larger.
 .venv/base: .venv/bin/python pyproject.toml constraints.txt setup.py
 	$(INSTALL) torch
-	$(INSTALL) --editable .
+	$(INSTALL) --editable .[diffusion]
 	touch $@
 .venv/dev: .venv/base
-	$(INSTALL) --editable .[dev]
+	$(INSTALL) --editable .[diffusion,diffusion-tools,dev]
 	touch $@

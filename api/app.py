@@ -10,6 +10,8 @@ from omni_async.api.client import OmniClient
 from omni_async.api.config import ApiConfig
 from omni_async.api.echo import EchoEndpoint
 from omni_async.api.gateway import Gateway
+from omni_async.api.image_job import ImageService
+from omni_async.api.images import EditsEndpoint, GenerationsEndpoint
 from omni_async.api.life import AppLife
 from omni_async.api.media_pool import MediaPool
 from omni_async.api.openapi import OpenApiEndpoint
@@ -53,13 +55,15 @@ class _App(Starlette):
 
 
 def _routes(omni: OmniClient, config: ApiConfig, media: MediaPool) -> list[BaseRoute]:
-    service = SpeechService(omni, config, media)
+    service, images = SpeechService(omni, config, media), ImageService(omni, config, media)
     routes: list[BaseRoute] = [
         Route("/v1/audio/speech", SpeechEndpoint(service), methods=["POST"]),
         Route("/v1/audio/speech/batch", BatchEndpoint(service), methods=["POST"]),
         WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(service)),
         Route("/v1/audio/voices", VoicesEndpoint(omni, config), methods=["GET", "POST"]),
         Route("/v1/audio/voices/{name}", VoiceEndpoint(omni), methods=["DELETE"]),
+        Route("/v1/images/generations", GenerationsEndpoint(images), methods=["POST"]),
+        Route("/v1/images/edits", EditsEndpoint(images), methods=["POST"]),
     ]
     if any(pipeline.echo for pipeline in omni.pipelines):
         routes.insert(0, Route("/v1/echo", EchoEndpoint(omni, config), methods=["POST"]))

@@ -7,9 +7,14 @@ from typing import Protocol
 
 from omni_async.config import PipelineConfig
 from omni_async.echo import Echo
-from omni_async.outputs import AudioChunk, TextChunk
+from omni_async.image import Image
+from omni_async.outputs import AudioChunk, ImageChunk, Progress, TextChunk, VideoChunk
+from omni_async.sound import Sound
 from omni_async.speech import Speech
 from omni_async.status import Health, RequestRecord
+
+Request = Speech | Image | Sound | Echo
+Chunk = AudioChunk | ImageChunk | VideoChunk | TextChunk | Progress
 
 
 class OmniClient(Protocol):
@@ -34,9 +39,7 @@ class OmniClient(Protocol):
         """The pipeline for requests of `kind`. Raises `NotFound` or `InvalidRequest`, param `model`."""
         ...
 
-    def generate(
-        self, request: Speech | Echo, *, request_id: str | None = None
-    ) -> AsyncGenerator[AudioChunk | TextChunk, None]:
+    def generate(self, request: Request, *, request_id: str | None = None) -> AsyncGenerator[Chunk, None]:
         """Run a request; closing the generator cancels it."""
         ...
 

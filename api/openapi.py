@@ -10,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 from omni_async.api.echo import EchoAnswer, EchoBody
 from omni_async.api.errors import ErrorBody
 from omni_async.api.exchange import send_body
+from omni_async.api.image_fields import ImageFields
+from omni_async.api.images import ImageAnswer, ImageErrorEvent, ImageEvent
 from omni_async.api.media_plan import FORMATS
 from omni_async.api.ops import Alive, ModelList, Version, installed_version
 from omni_async.api.session_messages import ClientMessage, ServerEvent
@@ -55,7 +57,13 @@ class OpenApiEndpoint:
 
 def openapi_document(*, has_echo: bool) -> Json:
     """The OpenAPI 3.1 document."""
-    paths = {**_speech_paths(), **_voice_paths(), **_ops_paths(), **(_echo_paths() if has_echo else {})}
+    paths = {
+        **_speech_paths(),
+        **_voice_paths(),
+        **_image_paths(),
+        **_ops_paths(),
+        **(_echo_paths() if has_echo else {}),
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "omni_async", "version": installed_version()},
@@ -70,6 +78,7 @@ def openapi_document(*, has_echo: bool) -> Json:
 
 def _schemas() -> Json:
     types = (SpeechBody, BatchBody, BatchItem, BatchAnswer, AudioDelta, AudioEnd, AudioError, VoiceList)
+    types += (ImageFields, ImageAnswer, ImageEvent, ImageErrorEvent)
     other = (ErrorBody, ModelList, Health, Alive, Version, EchoBody, EchoAnswer)
     _, schemas = msgspec.json.schema_components((*types, *other), ref_template=_TEMPLATE)
     for name, union in (("ClientMessage", ClientMessage), ("ServerEvent", ServerEvent)):
@@ -123,6 +132,22 @@ def _voice_paths() -> Json:
         },
         "/v1/audio/voices/{name}": {"delete": {**delete, "parameters": [name]}},
     }
+
+
+def _image_paths() -> Json:
+    events = {"anyOf": [{"$ref": _TEMPLATE.format(name=name)} for name in ("ImageEvent", "ImageErrorEvent")]}
+    answer = {**_content("ImageAnswer"), "text/event-stream": {"schema": events}}
+    file, files = {"type": "string", "format": "binary"}, "array"
+    form: Json = {
+        "image": {"type": files, "items": file},
+        "url": {"type": files, "items": {"type": "string"}},
+        "mask_image": file,
+    }
+    body = {"allOf": [{"$ref": _TEMPLATE.format(name="ImageFields")}, {"type": "object", "properties": form}]}
+    edit = _operation("Change images", answer, _WORK)
+    edit["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": body}}}
+    draw = _operation("Draw pictures", answer, _WORK, "ImageFields")
+    return {"/v1/images/generations": {"post": draw}, "/v1/images/edits": {"post": edit}}
 
 
 def _ops_paths() -> Json:

@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from omni_async.api.client import OmniClient
+from omni_async.api.client import Chunk, OmniClient
 from omni_async.api.config import ApiConfig
 from omni_async.api.media_plan import MediaPlan, plan_media
 from omni_async.api.media_pool import Encoding, MediaPool
 from omni_async.api.speech_fields import SpeechFields, speech_of
 from omni_async.errors import InvalidRequest, StageFailed
-from omni_async.outputs import AudioChunk, TextChunk
+from omni_async.outputs import AudioChunk
 from omni_async.speech import Speech
 
 
@@ -100,7 +100,7 @@ class SpeechRun:
         finally:
             encoding.close()
 
-    async def _encode(self, encoding: Encoding, chunk: AudioChunk | TextChunk) -> bytes:
+    async def _encode(self, encoding: Encoding, chunk: Chunk) -> bytes:
         assert isinstance(chunk, AudioChunk)
         data = await encoding.push(chunk.pcm)
         self.samples = encoding.samples

@@ -54,7 +54,17 @@ THIRD_PARTY = {
     "pure": {"msgspec"},
     "core": {"msgspec", "numpy", "yaml", "huggingface_hub"},
     "transports": {"msgspec", "numpy", "zmq"},
-    "api": {"msgspec", "numpy", "starlette", "uvicorn", "prometheus_client", "av", "soxr", "multipart"},
+    "api": {
+        "msgspec",
+        "numpy",
+        "starlette",
+        "uvicorn",
+        "prometheus_client",
+        "av",
+        "soxr",
+        "multipart",
+        "PIL",
+    },
     "cli": {"msgspec", "yaml", "uvicorn", "uvloop", "httpx"},
 }
 ARROWS = {

@@ -1,0 +1,154 @@
+"""Media that a request names by address instead of sending it: what may be read, and reading it.
+
+`data:` always; `http(s)://` from the allowed domains only, and never from an address inside this network,
+redirects included; `file://` only under the allowed folder. Blocks; runs in the media threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+from omni_async.api.config import ApiConfig
+from omni_async.errors import InvalidRequest
+
+MAX_REDIRECTS = 3
+SECONDS = 10.0
+PIECE = 64 * 1024
+REDIRECTS = (301, 302, 303, 307, 308)
+
+Resolve = Callable[[str, int], list[str]]
+Connect = Callable[[str, int, float], socket.socket]
+
+
+def resolve_host(host: str, port: int) -> list[str]:
+    """The addresses of a host."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def connect_to(address: str, port: int, timeout: float) -> socket.socket:
+    """A TCP connection."""
+    return socket.create_connection((address, port), timeout)
+
+
+class MediaSource:
+    """Reads what a URL names, under the server's rules. `param` is the field that errors name."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        *,
+        param: str = "url",
+        resolve: Resolve = resolve_host,
+        connect: Connect = connect_to,
+    ) -> None:
+        self._domains = [domain.lower() for domain in config.allowed_media_domains]
+        self._folder = config.allowed_local_media_path
+        self._limit = config.max_upload_bytes
+        self._param = param
+        self._resolve = resolve
+        self._connect = connect
+
+    def read(self, url: str) -> bytes:
+        """The bytes. Raises `InvalidRequest`."""
+        parts = self._split(url)
+        if parts.scheme == "data":
+            return self._read_data(url)
+        if parts.scheme == "file":
+            return self._read_file(parts)
+        if parts.scheme in ("http", "https"):
+            return self._read_http(parts)
+        raise self._refusal("must be a data:, http(s):// or file:// address")
+
+    def _split(self, url: str) -> SplitResult:
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError:
+            raise self._refusal("is no valid address") from None
+        return parts
+
+    def _refusal(self, why: str) -> InvalidRequest:
+        return InvalidRequest(f"{self._param} {why}.", param=self._param)
+
+    def _read_data(self, url: str) -> bytes:
+        head, comma, body = url.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise self._refusal("must be data:TYPE;base64,…")
+        try:
+            return base64.b64decode(body, validate=True)
+        except binascii.Error:
+            raise self._refusal("is no valid base64") from None
+
+    def _read_file(self, parts: SplitResult) -> bytes:
+        if not self._folder or parts.netloc not in ("", "localhost"):
+            raise self._refusal("names a file, which this server does not read (--allowed-local-media-path)")
+        root, path = Path(self._folder).resolve(), Path(unquote(parts.path)).resolve()
+        # One answer for what is outside and what is missing: neither tells what the disk holds.
+        if not path.is_relative_to(root) or not path.is_file():
+            raise self._refusal("names no file under the allowed folder")
+        if path.stat().st_size > self._limit:
+            raise self._refusal(f"names a file of more than {self._limit} bytes")
+        return path.read_bytes()
+
+    def _read_http(self, parts: SplitResult) -> bytes:
+        deadline = time.monotonic() + SECONDS
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._ask(parts, deadline)
+            if answer.status not in REDIRECTS:
+                return self._body(answer, deadline)
+            parts = self._split(urljoin(parts.geturl(), answer.headers.get("location", "")))
+            answer.close()
+            if parts.scheme not in ("http", "https"):
+                break
+        raise self._refusal("redirects too often, or to what is no web address")
+
+    def _ask(self, parts: SplitResult, deadline: float) -> http.client.HTTPResponse:
+        """The head of the answer of one address, checked before a byte is sent."""
+        host = (parts.hostname or "").lower()
+        if not any(host == domain or host.endswith(f".{domain}") for domain in self._domains):
+            raise self._refusal("is not on a domain that this server reads (--allowed-media-domain)")
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        connection = http.client.HTTPConnection(host, port)
+        try:
+            connection.sock = self._open(host, port, secure, deadline)
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            connection.request("GET", path, headers={"Accept": "image/*, audio/*"})
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._refusal(f"cannot be read: {type(error).__name__}") from None
+
+    def _open(self, host: str, port: int, secure: bool, deadline: float) -> socket.socket:
+        """A connection to the very address that was found to be public."""
+        addresses = self._resolve(host, port)
+        if not addresses or not all(ipaddress.ip_address(each).is_global for each in addresses):
+            raise self._refusal("leads to an address that is not public")
+        sock = self._connect(addresses[0], port, max(0.1, deadline - time.monotonic()))
+        return ssl.create_default_context().wrap_socket(sock, server_hostname=host) if secure else sock
+
+    def _body(self, answer: http.client.HTTPResponse, deadline: float) -> bytes:
+        if answer.status != 200:
+            raise self._refusal(f"was answered with status {answer.status}")
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while piece := answer.read(PIECE):
+                size += len(piece)
+                if size > self._limit or time.monotonic() > deadline:
+                    raise self._refusal(f"takes more than {self._limit} bytes or {SECONDS:.0f} s")
+                pieces.append(piece)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._refusal(f"cannot be read: {type(error).__name__}") from None
+        finally:
+            answer.close()
+        return b"".join(pieces)
