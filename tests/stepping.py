@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from omni_async.config import StageConfig
 from omni_async.stages.batcher import Batcher
 from omni_async.stages.diffusion.executor import DiffusionExecutor
-from omni_async.stages.diffusion.state import DiffusionState
-from omni_async.stages.executor import Executor, StageRequest, StepOutput
+from omni_async.stages.executor import Executor, StageRequest, State, StepOutput, StepResult
 from omni_async.stages.registry import create_executor
 
 
@@ -86,10 +85,8 @@ def run(executor: Executor, asks: Sequence[Ask], *, staggered: bool = True, batc
     return answers
 
 
-def _take(
-    batcher: Batcher, state: DiffusionState, result: list[StepOutput] | Exception, answer: Answer
-) -> None:
-    answer.latents = state.latents
+def _take(batcher: Batcher, state: State, result: StepResult, answer: Answer) -> None:
+    answer.latents = getattr(state, "latents", None)
     if isinstance(result, Exception):
         answer.error = result
         batcher.remove(state.request.request)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni_async.errors import InvalidRequest
+from omni_async.stages.diffusion.caching import StepCache
 from omni_async.stages.diffusion.loras import Loras
 from omni_async.stages.diffusion.spec import Spec
 from omni_async.stages.diffusion.state import DiffusionState, Encoding, Phase
@@ -31,7 +32,8 @@ class Adapter:
     `guidance` says how the two rows of a guided request are run, as in the pipeline: "uncond_first" or
     "cond_first" in one forward pass, "separate" in two. `scale_name` is the parameter that weighs the
     negative prompt; above `scale_floor` it takes effect. `pads` says that rows of several sizes can share
-    a forward pass, `lora_per_row` that rows of several LoRA adapters can.
+    a forward pass, `lora_per_row` that rows of several LoRA adapters can. `vae_beside` says that
+    the VAE must be on the transformer's device.
     """
 
     guidance: ClassVar[Literal["separate", "uncond_first", "cond_first"]] = "separate"
@@ -44,6 +46,7 @@ class Adapter:
     lora_per_row: ClassVar[bool] = True
     denoiser: ClassVar[str] = "transformer"
     needs_image: ClassVar[bool] = False
+    vae_beside: ClassVar[bool] = False
     multiple_of: int = 16
 
     def __init__(self, pipe: Any) -> None:
@@ -52,16 +55,16 @@ class Adapter:
         self.alone = False
         """Whether each request runs in steps of its own."""
         self.loras = Loras(pipe, self.transformer)
+        self.no_lora = ""
+        self.cache: StepCache | None = None
+        self.device = torch.device(pipe._execution_device)
+        self.text_device = self.device
+        """Where texts are encoded; latents and encodings are on `device`."""
 
     @property
     def transformer(self) -> Any:
         """The network that is run once a step."""
         return getattr(self.pipe, self.denoiser)
-
-    @property
-    def device(self) -> torch.device:
-        """Where latents and encodings live."""
-        return torch.device(self.pipe._execution_device)
 
     def check(self, spec: Spec) -> None:
         """Raises `InvalidRequest` for what the family cannot do."""
@@ -73,6 +76,11 @@ class Adapter:
                 f"the nearest size is {near[0]}x{near[1]}."
             )
             raise InvalidRequest(message, param="size", code="unsupported_size")
+        if spec.lora is not None and self.no_lora:
+            raise InvalidRequest(f"lora: {self.no_lora}.", param="lora")
+        if self.cache is not None and self.cache.steps not in (None, spec.num_inference_steps):
+            message = f"This server's cache is for {self.cache.steps} steps."
+            raise InvalidRequest(message, param="num_inference_steps")
         if spec.negative_prompt is not None and not self.is_guided(spec):
             message = f"negative_prompt has no effect unless {self.scale_name} is above {self.scale_floor:g}."
             raise InvalidRequest(message, param="negative_prompt")
@@ -142,9 +150,20 @@ class Adapter:
         return prediction
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """`forward`, each row with its request's LoRA."""
+        """`forward`, each row with its request's LoRA and cache."""
         self.loras.activate([state.lora for state, _ in rows])
-        return self.forward(rows)
+        if self.cache is None:
+            return self.forward(rows)
+        state, encoding = rows[0]
+        branch = "both" if len(rows) > 1 else "cond" if encoding is state.cond else "uncond"
+        with self.cache.of(state.request.request, branch):
+            return self.forward(rows)
+
+    def forget(self, state: DiffusionState) -> None:
+        """Let go of what is kept for a request outside its state."""
+        self.loras.release(state.lora)
+        if self.cache is not None:
+            self.cache.drop(state.request.request)
 
     def denoise_step(self, states: Sequence[DiffusionState]) -> list[Tensor]:
         """One prediction per request, guidance applied."""

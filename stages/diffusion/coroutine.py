@@ -28,6 +28,11 @@ class Coroutine:
         self.result: Any = None
         self.error: BaseException | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def resume(self) -> None:
         """Let it run until its next pause or its end. Raises what the work raised."""
         if self._thread is None:

@@ -80,8 +80,14 @@ class DiffusionExecutor:
         return None
 
     def _encode_texts(self, texts: Sequence[str], state: DiffusionState, negative: bool) -> list[Encoding]:
-        self.adapter.loras.activate_texts(state.lora)
-        return (self.adapter.encode_negatives if negative else self.adapter.encode_texts)(texts, state)
+        adapter = self.adapter
+        adapter.loras.activate_texts(state.lora)
+        device, adapter.device = adapter.device, adapter.text_device
+        try:
+            made = (adapter.encode_negatives if negative else adapter.encode_texts)(texts, state)
+        finally:
+            adapter.device = device
+        return [Encoding({name: each.to(device) for name, each in encoding.items()}) for encoding in made]
 
     def _prepared(self, state: DiffusionState) -> StepResult:
         try:
@@ -141,7 +147,7 @@ class DiffusionExecutor:
         return made
 
     def _final(self, state: DiffusionState, media: Any) -> StepOutput:
-        self.adapter.loras.release(state.lora)
+        self.adapter.forget(state)
         if media.dtype == "float32":
             seconds = state.spec.seconds
             return StepOutput(tensors={"pcm": media}, duration=seconds, final=True)
@@ -165,7 +171,7 @@ class DiffusionExecutor:
 
     def abort(self, state: DiffusionState) -> None:
         """Let go of what the request used."""
-        self.adapter.loras.release(state.lora)
+        self.adapter.forget(state)
 
     def close(self) -> None:
         """The process ends with the model."""

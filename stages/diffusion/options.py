@@ -27,9 +27,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prompt_cache_size: Annotated[int, Meta(ge=0)] = 16
     preview_method: Literal["vae", "latent"] = "vae"
     max_loras: Degree = 8
-    cache_backend: (
-        Literal["first_block", "taylorseer", "magcache", "faster_cache", "pab", "cache_dit"] | None
-    ) = None
+    cache_backend: Literal["first_block", "taylorseer", "magcache", "cache_dit"] | None = None
     cache_config: dict[str, Any] = {}
     quantization: Literal["int8", "fp8", "fp8_layerwise"] | None = None
     enable_cpu_offload: bool = False

@@ -1,15 +1,19 @@
-"""The `diffusion` kind: diffusers pipelines, run by steps."""
+"""The `diffusion` kind: diffusers pipelines, run by steps where their family has an adapter, else as whole
+calls."""
 
 from __future__ import annotations
 
 from omni_async.config import StageConfig
 from omni_async.stages.diffusion.executor import DiffusionExecutor
-from omni_async.stages.diffusion.loading import load_adapter
+from omni_async.stages.diffusion.loading import has_adapter, load_adapter
 from omni_async.stages.diffusion.options import read_options
+from omni_async.stages.diffusion.whole_call import WholeCallExecutor
 from omni_async.stages.executor import Executor
 
 
 def create(config: StageConfig) -> Executor:
     """The executor of a `diffusion` stage. Raises `ConfigError`."""
     options = read_options(config)
+    if options.cache_backend == "cache_dit" or not has_adapter(config):
+        return WholeCallExecutor(config, options)
     return DiffusionExecutor(config, options, lambda: load_adapter(config, options))

@@ -64,6 +64,6 @@ def _root() -> Path:
 def stock_pipeline(family: str) -> Any:
     """The library's own pipeline over the folder, in float32."""
     more = {"processor": load_processor(tiny_folder(family))} if family == "qwen_image_edit" else {}
-    pipe = DiffusionPipeline.from_pretrained(tiny_folder(family), torch_dtype=torch.float32, **more)
+    pipe = DiffusionPipeline.from_pretrained(tiny_folder(family), dtype=torch.float32, **more)
     pipe.set_progress_bar_config(disable=True)
     return pipe

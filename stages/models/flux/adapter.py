@@ -28,7 +28,8 @@ class Adapter(adapter.Adapter):
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe)
         self.multiple_of = pipe.vae_scale_factor * 2
-        pipe.transformer.set_attn_processor(RowAttention())
+        network = pipe.transformer
+        network.set_attn_processor({name: RowAttention() for name in network.attn_processors})
         self._positions = RowPositions()
         self._positions.embed = replace_forward(pipe.transformer.pos_embed, self._positions)
 

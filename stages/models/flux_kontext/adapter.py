@@ -14,6 +14,8 @@ from omni_async.stages.models.flux import adapter
 class Adapter(adapter.Adapter):
     """FLUX with the image's tokens behind those of the picture."""
 
+    vae_beside = True
+
     def begin(self, state: DiffusionState) -> None:
         """The picture's latents, those of the image, and the positions of both."""
         pipe, spec = self.pipe, state.spec

@@ -24,6 +24,8 @@ IMAGE_AREA = 1024 * 1024
 class Adapter(adapter.Adapter):
     """Qwen-Image with the image's tokens behind those of the picture."""
 
+    vae_beside = True
+
     needs_image = True
 
     def media_key(self, state: DiffusionState) -> Hashable:
