@@ -13,7 +13,8 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
@@ -103,16 +104,16 @@ class MediaSource:
     def _read_http(self, parts: SplitResult) -> bytes:
         deadline = time.monotonic() + SECONDS
         for _ in range(MAX_REDIRECTS + 1):
-            answer = self._ask(parts, deadline)
-            if answer.status not in REDIRECTS:
-                return self._body(answer, deadline)
-            parts = self._split(urljoin(parts.geturl(), answer.headers.get("location", "")))
-            answer.close()
+            with self._ask(parts, deadline) as answer:
+                if answer.status not in REDIRECTS:
+                    return self._body(answer, deadline)
+                parts = self._split(urljoin(parts.geturl(), answer.headers.get("location", "")))
             if parts.scheme not in ("http", "https"):
                 break
         raise self._refusal("redirects too often, or to what is no web address")
 
-    def _ask(self, parts: SplitResult, deadline: float) -> http.client.HTTPResponse:
+    @contextmanager
+    def _ask(self, parts: SplitResult, deadline: float) -> Generator[http.client.HTTPResponse, None, None]:
         """The head of the answer of one address, checked before a byte is sent."""
         host = (parts.hostname or "").lower()
         if not any(host == domain or host.endswith(f".{domain}") for domain in self._domains):
@@ -123,10 +124,13 @@ class MediaSource:
         try:
             connection.sock = self._open(host, port, secure, deadline)
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", path, headers={"Accept": "image/*, audio/*"})
-            return connection.getresponse()
+            connection.request("GET", path, headers={"Accept": "image/*, audio/*", "Connection": "close"})
+            with connection.getresponse() as answer:
+                yield answer
         except (OSError, http.client.HTTPException) as error:
             raise self._refusal(f"cannot be read: {type(error).__name__}") from None
+        finally:
+            connection.close()
 
     def _open(self, host: str, port: int, secure: bool, deadline: float) -> socket.socket:
         """A connection to the very address that was found to be public."""
@@ -141,14 +145,9 @@ class MediaSource:
             raise self._refusal(f"was answered with status {answer.status}")
         pieces: list[bytes] = []
         size = 0
-        try:
-            while piece := answer.read(PIECE):
-                size += len(piece)
-                if size > self._limit or time.monotonic() > deadline:
-                    raise self._refusal(f"takes more than {self._limit} bytes or {SECONDS:.0f} s")
-                pieces.append(piece)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._refusal(f"cannot be read: {type(error).__name__}") from None
-        finally:
-            answer.close()
+        while piece := answer.read(PIECE):
+            size += len(piece)
+            if size > self._limit or time.monotonic() > deadline:
+                raise self._refusal(f"takes more than {self._limit} bytes or {SECONDS:.0f} s")
+            pieces.append(piece)
         return b"".join(pieces)

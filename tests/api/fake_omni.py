@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_async.config import PipelineConfig, SpeechConfig, StageConfig
+from omni_async.api.client import Chunk, Request
+from omni_async.config import ImageConfig, PipelineConfig, SpeechConfig, StageConfig
 from omni_async.echo import Echo
 from omni_async.errors import EngineDead, InvalidRequest, NotFound
-from omni_async.outputs import AudioChunk, TextChunk
+from omni_async.image import Image
+from omni_async.outputs import AudioChunk, ImageChunk, TextChunk
 from omni_async.speech import Speech
 from omni_async.status import FinishReason, Health, ReplicaStatus, RequestRecord, StageStatus
 
@@ -36,6 +38,29 @@ ECHO = PipelineConfig(
     name="echo", stages=(StageConfig(stage_id=0, name="echo", kind="echo", final_output=True),), echo=True
 )
 
+IMAGE = PipelineConfig(
+    name="patch",
+    aliases=("gpt-image-1",),
+    stages=(StageConfig(stage_id=0, name="patch", kind="patch", final_output=True),),
+    image=ImageConfig(
+        default_size="64x64",
+        max_side=512,
+        upscaled_sizes={"1024x1024": "512x512"},
+        fields=("negative_prompt", "guidance_scale", "strength", "mask_image", "lora"),
+        max_images=2,
+    ),
+)
+STEPS = 4
+
+
+def patch(prompt: str, seed: int, width: int, height: int) -> NDArray[np.uint8]:
+    """The picture of `prompt`: one colour, and the seed in its corner; RGBA where it asks for glass."""
+    pixels = np.full((height, width, 4 if "glass" in prompt else 3), sum(map(ord, prompt)) % 200, np.uint8)
+    pixels[:8, :8] = seed % 256
+    if "glass" in prompt:
+        pixels[..., 3] = 0
+    return pixels
+
 
 def tone(text: str) -> NDArray[np.float32]:
     """The audio of `text`, float32 `[samples]`: 1700 samples a character, of a pitch of its own."""
@@ -48,7 +73,7 @@ def tone(text: str) -> NDArray[np.float32]:
 class Seen:
     """A request that the engine was given."""
 
-    request: Speech | Echo
+    request: Request
     request_id: str | None
     chunks: int = 0
     outcome: FinishReason | None = None
@@ -62,7 +87,7 @@ class FakeOmni:
     """Implements `OmniClient`. `before_chunk` is awaited ahead of each chunk: it may wait, or raise."""
 
     def __init__(self, *pipelines: PipelineConfig) -> None:
-        self.pipelines = pipelines or (SPEECH, ECHO)
+        self.pipelines = pipelines or (SPEECH, ECHO, IMAGE)
         self.started = False
         self.starts = 0
         self.closes = 0
@@ -83,7 +108,7 @@ class FakeOmni:
 
     def pipeline_for(self, kind: str, model: str | None) -> PipelineConfig:
         for pipeline in self.pipelines:
-            able = pipeline.echo if kind == "echo" else pipeline.speech is not None
+            able = bool(getattr(pipeline, kind))
             if model is None and able:
                 return pipeline
             if model in (pipeline.name, *pipeline.aliases):
@@ -93,8 +118,8 @@ class FakeOmni:
         raise NotFound(f"Unknown model {model!r}.", param="model", code="model_not_found")
 
     async def generate(
-        self, request: Speech | Echo, *, request_id: str | None = None
-    ) -> AsyncGenerator[AudioChunk | TextChunk, None]:
+        self, request: Request, *, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         if not self.started:
             raise EngineDead("AsyncOmni is not started.")
         seen = Seen(request, request_id)
@@ -115,21 +140,36 @@ class FakeOmni:
             seen.ended.set()
             self._record(seen)
 
-    def _chunks(self, request: Speech | Echo, request_id: str) -> list[AudioChunk | TextChunk]:
+    def _chunks(self, request: Request, request_id: str) -> Sequence[Chunk]:
         if isinstance(request, Echo):
             return [TextChunk(request_id, part) for part in _parts(request.text, request.chunks)]
+        if isinstance(request, Image):
+            return self._pictures(request, request_id)
+        assert isinstance(request, Speech)
         pipeline = self.pipeline_for("speech", request.model)
         assert pipeline.speech is not None
         request.resolve(pipeline.speech)
         pcm = self.audio(request.input)
         return [AudioChunk(request_id, pcm[at : at + CHUNK], RATE) for at in range(0, len(pcm), CHUNK)]
 
+    def _pictures(self, request: Image, request_id: str) -> list[ImageChunk]:
+        pipeline = self.pipeline_for("image", request.model)
+        assert pipeline.image is not None and request.seed is not None
+        params = request.resolve(pipeline.image)
+        width, height = params.get("upscale_to", (params["width"], params["height"]))
+        pixels = patch(request.prompt, request.seed, width, height)
+        drawn = (params["width"], params["height"]) if "upscale_to" in params else None
+        previews: list[int | None] = [*range(request.partial_images), None]
+        return [
+            ImageChunk(request_id, pixels, request.seed, STEPS, STEPS, partial, drawn) for partial in previews
+        ]
+
     def _record(self, seen: Seen) -> None:
         assert seen.outcome is not None
         speech = isinstance(seen.request, Speech)
         record = RequestRecord(
             request_id=seen.request_id or "",
-            pipeline="tone-tts" if speech else "echo",
+            pipeline="tone-tts" if speech else "patch" if isinstance(seen.request, Image) else "echo",
             reason=seen.outcome,
             queue_seconds=0.01,
             first_chunk_seconds=0.05 if seen.chunks else None,

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
 from fake_omni import CHUNK, FakeOmni, Gate, failing, tone
+from PIL import Image as Pillow
 from serving import decode, serve
 
 from omni_async.api.app import create_app
 from omni_async.api.audio_encoder import to_int16
 from omni_async.api.config import ApiConfig
 from omni_async.errors import Overloaded
+from omni_async.image import Image
 
 TEXT = "Hello there, this is a text."
 
@@ -51,6 +56,53 @@ async def test_streaming_response_gives_audio_while_it_is_made() -> None:
         gate.release()
         rest = b"".join([piece async for piece in pieces])
     assert first + rest == to_int16(tone(TEXT)).tobytes()
+
+
+async def test_images_generate_gives_pictures() -> None:
+    async with openai_client(FakeOmni()) as client:
+        answer = await client.images.generate(
+            model="gpt-image-1",
+            prompt="cat",
+            n=2,
+            size="1024x1024",
+            output_format="webp",
+            background="opaque",
+        )
+    assert answer.data is not None and answer.usage is not None
+    assert len(answer.data) == 2 and answer.size == "1024x1024" and answer.output_format == "webp"
+    assert all(base64.b64decode(each.b64_json or "").startswith(b"RIFF") for each in answer.data)
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+async def test_images_generate_streams_previews() -> None:
+    async with openai_client(FakeOmni()) as client:
+        stream = await client.images.generate(
+            model="gpt-image-1", prompt="cat", stream=True, partial_images=2
+        )
+        events = [event async for event in stream]
+    kinds = [*["image_generation.partial_image"] * 2, "image_generation.completed"]
+    assert [event.type for event in events] == kinds
+    assert [event.partial_image_index for event in events[:2]] == [0, 1]  # type: ignore[union-attr]
+
+
+async def test_images_edit_changes_a_picture_under_a_mask() -> None:
+    omni = FakeOmni()
+    image, mask = (picture_file(channels) for channels in (3, 4))
+    async with openai_client(omni) as client:
+        answer = await client.images.edit(
+            model="gpt-image-1", image=image, mask=mask, prompt="a hat", size="1024x1024"
+        )
+        several = await client.images.edit(model="gpt-image-1", image=[image, image], prompt="a hat")
+    assert answer.data and several.data
+    first, second = (seen.request for seen in omni.seen)
+    assert isinstance(first, Image) and isinstance(second, Image)
+    assert first.mask is not None and len(second.images) == 2
+
+
+def picture_file(channels: int) -> tuple[str, bytes, str]:
+    file = io.BytesIO()
+    Pillow.fromarray(np.zeros((64, 64, channels), np.uint8)).save(file, "PNG")
+    return ("picture.png", file.getvalue(), "image/png")
 
 
 async def test_models_are_listed() -> None:

@@ -121,7 +121,10 @@ CACHE = {
 
 def test_cache_dit_runs_one_call_after_the_other_each_as_if_alone() -> None:
     executor = load("qwen_image", "qwen_image", cache_backend="cache_dit", cache_config=CACHE)
-    wanted = [ask("a cat", steps=12), ask("a dog", steps=10, seed=1)]
+    wanted = [
+        ask("a cat", steps=12, negative_prompt=" "),
+        ask("a dog", steps=10, seed=1, negative_prompt=" "),
+    ]
     together = [answer.media for answer in run(executor, wanted, batch=1)]
     for one, each in zip(together, wanted, strict=True):
         assert np.array_equal(one, run(executor, [each])[0].media)
