@@ -187,7 +187,7 @@ def to_chunk(delivery: Delivery, stream: ResultStream, pipeline: PipelineConfig)
         if "pcm" in arrays:
             heard = pipeline.speech or pipeline.sound
             assert heard is not None, "a pipeline without speech or sound sent pcm"
-            return AudioChunk(request_id, arrays["pcm"], heard.sample_rate)
+            return AudioChunk(request_id, arrays["pcm"], meta.get("sample_rate", heard.sample_rate))
         if "pixels" in arrays:
             return _image(request_id, arrays["pixels"], meta)
         if "frames" in arrays:

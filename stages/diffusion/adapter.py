@@ -33,7 +33,7 @@ class Adapter:
     "cond_first" in one forward pass, "separate" in two. `scale_name` is the parameter that weighs the
     negative prompt; above `scale_floor` it takes effect. `pads` says that rows of several sizes can share
     a forward pass, `lora_per_row` that rows of several LoRA adapters can. `vae_beside` says that
-    the VAE must be on the transformer's device.
+    the VAE must be on the transformer's device. `sample_rate` (Hz) is of families that make sound.
     """
 
     guidance: ClassVar[Literal["separate", "uncond_first", "cond_first"]] = "separate"
@@ -48,6 +48,7 @@ class Adapter:
     needs_image: ClassVar[bool] = False
     vae_beside: ClassVar[bool] = False
     multiple_of: int = 16
+    sample_rate: int = 0
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe

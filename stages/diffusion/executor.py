@@ -149,8 +149,9 @@ class DiffusionExecutor:
     def _final(self, state: DiffusionState, media: Any) -> StepOutput:
         self.adapter.forget(state)
         if media.dtype == "float32":
-            seconds = state.spec.seconds
-            return StepOutput(tensors={"pcm": media}, duration=seconds, final=True)
+            rate = self.adapter.sample_rate
+            duration = len(media) / rate
+            return StepOutput({"pcm": media}, {"sample_rate": rate}, duration=duration, final=True)
         if media.ndim == 4 and state.spec.num_frames > 1:
             meta = {"fps": state.spec.fps, "seed": state.request.seed}
             return StepOutput(tensors={"frames": media}, meta=meta, final=True)

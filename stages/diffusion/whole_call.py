@@ -147,7 +147,7 @@ class WholeCallExecutor:
     def _finished(self, state: CallState) -> StepResult:
         result, spec, seed = state.call.result, state.spec, state.request.seed
         if (audio := getattr(result, "audios", None)) is not None:
-            return [StepOutput(tensors={"pcm": np.asarray(audio[0], "float32").T}, final=True)]
+            return [_sound(np.asarray(audio[0], "float32").T, self.pipe.vae.config.sampling_rate)]
         if (frames := getattr(result, "frames", None)) is not None:
             film = _bytes(np.asarray(frames[0]))
             if spec.num_frames > 1:
@@ -186,6 +186,10 @@ def _enable_cache_dit(pipe: Any, settings: dict[str, Any]) -> None:
         cache_dit.enable_cache(pipe, cache_config=cache_dit.DBCacheConfig(**settings))
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"cache_backend cache_dit: {error}") from None
+
+
+def _sound(pcm: NDArray[np.float32], rate: int) -> StepOutput:
+    return StepOutput({"pcm": pcm}, {"sample_rate": rate}, duration=len(pcm) / rate, final=True)
 
 
 def _film(frames: NDArray[np.uint8], spec: Spec, seed: int) -> StepOutput:

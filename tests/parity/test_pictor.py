@@ -13,21 +13,16 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors.numpy import save_file
 
 from examples.train_pictor import check, export, train
 from omni_async import deploy
 from omni_async.stages.diffusion.executor import DiffusionExecutor
 from omni_async.stages.registry import create_executor
-from tests.servers import ROOT
+from tests.pictor_things import NAMES, nearest
 from tests.stepping import Ask, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-NAMES = (ROOT / "examples/train_pictor/things.txt").read_text().splitlines()
-SHEET = Path(__file__).parent / "pictor_things.png"
-COLUMNS, SIDE, ALL = 32, 32, 984
 
 
 @cache
@@ -38,21 +33,6 @@ def executor() -> tuple[DiffusionExecutor, dict[str, Any]]:
     assert isinstance(made, DiffusionExecutor)
     made.load()
     return made, stage.default_sampling_params
-
-
-@cache
-def references() -> NDArray[np.float32]:
-    """984 pictures, `[n, 32 · 32 · 3]` in [0, 1]; the first are those of the 207 things, in their order."""
-    sheet = np.asarray(Image.open(SHEET), np.float32) / 255
-    tiles = sheet.reshape(-1, SIDE, COLUMNS, SIDE, 3).swapaxes(1, 2).reshape(-1, SIDE * SIDE * 3)
-    return tiles[:ALL]
-
-
-def nearest(pictures: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
-    """For each picture the number of the reference that is nearest to it."""
-    small = np.stack([p.reshape(32, 4, 32, 4, 3).mean((1, 3)) for p in pictures]).reshape(len(pictures), -1)
-    mine, theirs = small / 255, references()
-    return ((mine**2).sum(1)[:, None] - 2 * mine @ theirs.T + (theirs**2).sum(1)).argmin(1)
 
 
 def draw(prompts: list[str]) -> list[NDArray[np.uint8]]:
@@ -71,9 +51,9 @@ def test_all_207_things_are_recognised_among_984_pictures() -> None:
 
 def test_the_check_can_fail() -> None:
     pictures = draw(NAMES[:8])
-    assert list(nearest(pictures[::-1])) == list(range(8))[::-1]
+    assert nearest(pictures[::-1]) == list(range(8))[::-1]
     noise = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
-    assert list(nearest([noise])) != [0]
+    assert nearest([noise]) != [0]
 
 
 def test_phrasings_of_a_thing_are_the_thing() -> None:

@@ -17,6 +17,10 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 from omni_async.stages.models.flux.attention import RowAttention, RowPositions
 
 
+EMBEDDED_SCALE = 3.5
+"""The pipelines' own `guidance_scale` for checkpoints that take one."""
+
+
 class Adapter(adapter.Adapter):
     """`guidance_scale` is an input of the network; a negative prompt takes a forward pass of its own and
     is weighed by `true_cfg_scale`. Pictures of several sizes are padded."""
@@ -105,7 +109,8 @@ class Adapter(adapter.Adapter):
     def _guidance(self, states: Sequence[DiffusionState]) -> Tensor | None:
         if not self.transformer.config.guidance_embeds:
             return None
-        scales = [3.5 if s.spec.guidance_scale is None else s.spec.guidance_scale for s in states]
+        given = [state.spec.guidance_scale for state in states]
+        scales = [EMBEDDED_SCALE if scale is None else scale for scale in given]
         return torch.tensor(scales, device=self.device, dtype=torch.float32)
 
     def spatial(self, latents: Tensor, state: DiffusionState) -> Tensor:

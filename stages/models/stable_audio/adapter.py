@@ -22,6 +22,10 @@ class Adapter(adapter.Adapter):
     guidance = "uncond_first"
     default_scale = 7.0
 
+    def __init__(self, pipe: Any) -> None:
+        super().__init__(pipe)
+        self.sample_rate = pipe.vae.config.sampling_rate
+
     @property
     def longest(self) -> float:
         """Seconds that the model makes at most."""
