@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, FluxTransformer2DModel
+from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from numpy.typing import NDArray
 
 from omni_async import deploy
@@ -24,16 +24,22 @@ from tests.tiny.folders import stock_pipeline, tiny_folder
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@cache
-def undistilled() -> Path:
-    """The tiny FLUX with no embedded guidance, as FLUX.1 schnell has none."""
-    folder, pipe = Path(mkdtemp(prefix="omni-flux-")), stock_pipeline("flux")
+@pytest.fixture(scope="module")
+def schnell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny FLUX without embedded guidance, as FLUX.1 schnell has none."""
+    folder, pipe = tmp_path_factory.mktemp("schnell"), stock_pipeline("flux")
     whole = pipe.transformer
-    pipe.transformer = FluxTransformer2DModel.from_config({**whole.config, "guidance_embeds": False})
-    left = pipe.transformer.load_state_dict(whole.state_dict(), strict=False)
-    assert not left.missing_keys
+    network: Any = FluxTransformer2DModel.from_config({**whole.config, "guidance_embeds": False})
+    missing, _ = network.load_state_dict(whole.state_dict(), strict=False)
+    assert not missing
+    pipe.transformer = network
     pipe.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(params=["dev", "schnell"])
+def folder(request: pytest.FixtureRequest, schnell: Path) -> Path:
+    return schnell if request.param == "schnell" else tiny_folder("flux")
 
 
 @cache
@@ -62,9 +68,7 @@ def served(folder: Path) -> Any:
     return made, stage.default_sampling_params
 
 
-@pytest.mark.parametrize("checkpoint", [tiny_folder, lambda _: undistilled()], ids=["dev", "schnell"])
-def test_a_served_checkpoint_draws_what_the_pipelines_own_defaults_draw(checkpoint: Any) -> None:
-    folder = checkpoint("flux")
+def test_a_served_checkpoint_draws_what_the_pipelines_own_defaults_draw(folder: Path) -> None:
     made, defaults = served(folder)
     assert defaults["num_inference_steps"] == 28
     wanted = ask("a cat", steps=3, seed=5)
@@ -72,18 +76,18 @@ def test_a_served_checkpoint_draws_what_the_pipelines_own_defaults_draw(checkpoi
     assert np.array_equal(answer.media, from_stock(folder, wanted))
 
 
-def test_a_checkpoint_without_embedded_guidance_equals_the_library_bit_for_bit() -> None:
+def test_a_checkpoint_without_embedded_guidance_equals_the_library_bit_for_bit(schnell: Path) -> None:
     wanted = [
         ask("a cat"),
         ask("a long prompt about dogs", steps=6, seed=1, negative_prompt="cats", true_cfg_scale=3.0),
         ask("a boat", "96x64", steps=3, seed=2, negative_prompt="", true_cfg_scale=1.5),
     ]
-    for each, answer in zip(wanted, run(executor(undistilled()), wanted), strict=True):
-        assert np.array_equal(answer.media, from_stock(undistilled(), each)), each.params
+    for each, answer in zip(wanted, run(executor(schnell), wanted), strict=True):
+        assert np.array_equal(answer.media, from_stock(schnell, each)), each.params
 
 
-def test_guided_and_unguided_rows_of_several_sizes_get_what_they_would_get_alone() -> None:
-    made = load_executor(undistilled(), "flux")
+def test_guided_and_unguided_rows_of_several_sizes_get_what_they_would_get_alone(schnell: Path) -> None:
+    made = load_executor(schnell, "flux")
     wanted = [
         ask("a cat", "32x96", steps=5),
         ask("sky", steps=4, seed=1, negative_prompt="sea", true_cfg_scale=4.0),
@@ -104,15 +108,15 @@ def test_true_cfg_scale_alone_guides_away_from_the_empty_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "params", "param"),
+    ("params", "param"),
     [
-        (undistilled, {"guidance_scale": 3.5}, "guidance_scale"),
-        (undistilled, {"negative_prompt": "bad"}, "negative_prompt"),
-        (undistilled, {"size": "72x64"}, "size"),
-        (lambda: tiny_folder("flux"), {"negative_prompt": "bad", "true_cfg_scale": 1.0}, "negative_prompt"),
+        ({"guidance_scale": 3.5}, "guidance_scale"),
+        ({"negative_prompt": "bad"}, "negative_prompt"),
+        ({"negative_prompt": "bad", "true_cfg_scale": 1.0}, "negative_prompt"),
+        ({"size": "72x64"}, "size"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(folder: Any, params: dict[str, Any], param: str) -> None:
+def test_what_would_have_no_effect_is_refused(schnell: Path, params: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        executor(folder()).admit(StageRequest(request=1, params=ask("a cat", **params).params, seed=0))
+        executor(schnell).admit(StageRequest(request=1, params=ask("a cat", **params).params, seed=0))
     assert refused.value.param == param

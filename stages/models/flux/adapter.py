@@ -16,7 +16,6 @@ from omni_async.stages.diffusion.spec import Spec
 from omni_async.stages.diffusion.state import DiffusionState, Encoding
 from omni_async.stages.models.flux.attention import RowAttention, RowPositions
 
-
 EMBEDDED_SCALE = 3.5
 """The pipelines' own `guidance_scale` for checkpoints that take one."""
 

@@ -55,7 +55,7 @@ class RowAttention(FluxAttnProcessor):
         self,
         attn: Any,
         hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
+        encoder_hidden_states: Any = None,
         attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
     ) -> Any:
@@ -64,7 +64,7 @@ class RowAttention(FluxAttnProcessor):
             return super().__call__(
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-        projected = _get_qkv_projections(attn, hidden_states, encoder_hidden_states)
+        projected: Any = _get_qkv_projections(attn, hidden_states, encoder_hidden_states)
         query, key, value, *text = (
             each if each is None else each.unflatten(-1, (-1, attn.head_dim)) for each in projected
         )
