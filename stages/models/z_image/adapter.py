@@ -1,4 +1,5 @@
-"""Z-Image: `ZImagePipeline`, whose transformer takes rows of any size by itself."""
+"""Z-Image: `ZImagePipeline`, whose transformer takes rows of any size by itself, and what it makes of an
+image and a mask."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sig
 
 from omni_async.stages.diffusion import adapter, flow
 from omni_async.stages.diffusion.adapter import Row, Tensor
+from omni_async.stages.diffusion.inpainting import begin_from_image, keep_unmasked
 from omni_async.stages.diffusion.state import DiffusionState, Encoding
 
 
@@ -38,18 +40,21 @@ class Adapter(adapter.Adapter):
         return [Encoding(embeds=row) for row in embeds]
 
     def prepare(self, state: DiffusionState) -> None:
-        """Latents `[1, channels, height, width]`, always float32."""
+        """Latents `[1, channels, height, width]`: float32 noise, or the request's image."""
         spec = state.spec
         state.generator = self.new_generator(state)
-        size = (spec.height, spec.width)
-        state.latents = self.pipe.prepare_latents(
-            1, self.transformer.in_channels, *size, torch.float32, self.device, state.generator
-        )
         state.scheduler = self.new_scheduler()
-        tokens = (state.latents.shape[2] // 2) * (state.latents.shape[3] // 2)
+        tokens = (spec.height // self.multiple_of) * (spec.width // self.multiple_of)
         mu = flow.shift_of(state.scheduler.config, tokens)
         flow.set_timesteps(state, self.device, get_default_z_image_sigmas(spec.num_inference_steps), mu=mu)
         state.scheduler.set_begin_index(0)
+        if "image0" in state.request.tensors:
+            begin_from_image(self, state)
+            return
+        channels, size = self.transformer.in_channels, (spec.height, spec.width)
+        state.latents = self.pipe.prepare_latents(
+            1, channels, *size, torch.float32, self.device, state.generator
+        )
 
     def forward(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The network's outputs, float `[1, channels, height, width]` each."""
@@ -69,6 +74,11 @@ class Adapter(adapter.Adapter):
     def finish_prediction(self, prediction: Tensor) -> Tensor:
         """The network points from noise to picture; the scheduler wants the other way."""
         return -prediction
+
+    def step_scheduler(self, state: DiffusionState, prediction: Tensor) -> None:
+        """As all families, and the image again where a mask protects it."""
+        super().step_scheduler(state, prediction)
+        keep_unmasked(state)
 
     def decode(self, latents: Tensor, state: DiffusionState) -> Tensor:
         """Pictures, float `[rows, 3, height, width]`."""
