@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
+from omni_async.errors import InvalidRequest
 from omni_async.stages.diffusion.adapter import Tensor
 from omni_async.stages.diffusion.pictures import input_images
 from omni_async.stages.diffusion.state import DiffusionState
@@ -39,11 +40,14 @@ class Adapter(adapter.Adapter):
         images = input_images(state.request.tensors)
         if not images:
             return None
-        width, height = images[0].size
-        _, width, height = min((abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
-        width, height = (side // self.multiple_of * self.multiple_of for side in (width, height))
-        image = self.pipe.image_processor.resize(images[0], height, width)
-        return self.pipe.image_processor.preprocess(image, height, width)
+        processor, step = self.pipe.image_processor, self.multiple_of
+        height, width = processor.get_default_height_width(images[0])
+        if not height or not width:
+            raise InvalidRequest(f"The image must be at least {step}x{step} pixels.", param="image")
+        ratio = width / height
+        _, width, height = min((abs(ratio - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+        width, height = width // step * step, height // step * step
+        return processor.preprocess(processor.resize(images[0], height, width), height, width)
 
     def inputs(self, state: DiffusionState) -> Tensor:
         """The picture's latents, then the image's."""
