@@ -30,6 +30,13 @@ class Adapter(adapter.Adapter):
         super().__init__(pipe)
         self.multiple_of = pipe.vae_scale_factor * 2
 
+    def check(self, spec: Spec) -> None:
+        """A distilled model takes no guidance scale."""
+        super().check(spec)
+        if spec.guidance_scale is not None and self.pipe.config.is_distilled:
+            message = "guidance_scale has no effect on this model: it is distilled."
+            raise InvalidRequest(message, param="guidance_scale")
+
     def is_guided(self, spec: Spec) -> bool:
         """A distilled model is not."""
         return super().is_guided(spec) and not self.pipe.config.is_distilled
@@ -49,12 +56,13 @@ class Adapter(adapter.Adapter):
         state.latents, ids = pipe.prepare_latents(
             1, channels, spec.height, spec.width, dtype, self.device, state.generator
         )
-        state.context = {"ids": ids, "all_ids": ids, "images": None}
-        if images := input_images(state.request.tensors):
+        state.context = {"ids": ids, "all_ids": ids, "images": None, "shapes": ()}
+        if images := [self._fit(image) for image in input_images(state.request.tensors)]:
             packed, image_ids = pipe.prepare_image_latents(
-                [self._fit(image) for image in images], 1, state.generator, self.device, pipe.vae.dtype
+                images, 1, state.generator, self.device, pipe.vae.dtype
             )
             state.context |= {"images": packed, "all_ids": torch.cat([ids, image_ids], 1)}
+            state.context["shapes"] = tuple(tuple(image.shape[-2:]) for image in images)
         state.scheduler = self.new_scheduler()
         sigmas = None
         if not state.scheduler.config.get("use_flow_sigmas"):
@@ -75,8 +83,9 @@ class Adapter(adapter.Adapter):
         return processor.preprocess(image, height=height, width=width, resize_mode="crop")
 
     def group(self, state: DiffusionState) -> tuple[Hashable, ...]:
-        """Texts of one length, and images of one length."""
-        return (state.cond["embeds"].shape[1], state.context["all_ids"].shape[1])
+        """Texts of one length, and images of the same shapes: the network takes all rows' positions from the
+        first."""
+        return (state.cond["embeds"].shape[1], state.context["shapes"])
 
     def forward(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """Predicted velocities, `[1, patches, channels]` each."""
@@ -106,10 +115,9 @@ class Adapter(adapter.Adapter):
         ids = state.context["ids"].expand(len(latents), -1, -1)
         size = (state.spec.height // step, state.spec.width // step)
         packed = self.pipe._unpack_latents_with_ids(latents, ids, *size)
-        mean, variance = (
-            each.view(1, -1, 1, 1).to(packed) for each in (vae.bn.running_mean, vae.bn.running_var)
-        )
-        return packed * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+        mean, variance = (each.view(1, -1, 1, 1) for each in (vae.bn.running_mean, vae.bn.running_var))
+        deviation = torch.sqrt(variance + vae.config.batch_norm_eps)
+        return packed * deviation.to(packed) + mean.to(packed)
 
     def spatial(self, latents: Tensor, state: DiffusionState) -> Tensor:
         """The latents unpacked."""
