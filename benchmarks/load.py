@@ -1,16 +1,19 @@
 """A closed-loop HTTP client that costs little: each client sends its next request when it has its answer.
 
-`python -m benchmarks.load URL BODY CLIENTS SECONDS` prints one JSON object. It runs as a process of its
+`python -m benchmarks.load URL BODY CLIENTS SECONDS` prints one JSON object. BODY may be a list, of which each
+client sends one after the other, from a place of its own. It runs as a process of its
 own, so that its event loop is not the one that is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,13 +37,15 @@ class Answer:
         self.done = True
 
 
-async def ask(host: str, port: int, request: bytes, until: float, seen: list[tuple[float, ...]]) -> int:
+async def ask(
+    host: str, port: int, requests: Iterator[bytes], until: float, seen: list[tuple[float, ...]]
+) -> int:
     """Requests on one connection until the time is up; the number that did not get a 200."""
     reader, writer = await asyncio.open_connection(host, port)
     errors = 0
     while time.perf_counter() < until:
         began = time.perf_counter()
-        writer.write(request)
+        writer.write(next(requests))
         answer = Answer()
         parser = httptools.HttpResponseParser(answer)
         while not answer.done:
@@ -57,18 +62,25 @@ async def ask(host: str, port: int, request: bytes, until: float, seen: list[tup
     return errors
 
 
-async def run(url: str, body: bytes, clients: int, seconds: float) -> dict[str, Any]:
+def encoded(path: str, body: Any) -> bytes:
+    """One request."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+async def run(url: str, body: Any, clients: int, seconds: float) -> dict[str, Any]:
     """Figures of all clients: rates per second, times in milliseconds."""
     parts = urlsplit(url)
     assert parts.hostname == "127.0.0.1"
     assert parts.port is not None
-    request = (
-        f"POST {parts.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    requests = [encoded(parts.path, each) for each in (body if isinstance(body, list) else [body])]
     seen: list[tuple[float, ...]] = []
     began = time.perf_counter()
-    tasks = [ask(parts.hostname, parts.port, request, began + seconds, seen) for _ in range(clients)]
+    turns = [
+        itertools.cycle(requests[i % len(requests) :] + requests[: i % len(requests)]) for i in range(clients)
+    ]
+    tasks = [ask(parts.hostname, parts.port, turn, began + seconds, seen) for turn in turns]
     errors = sum(await asyncio.gather(*tasks))
     elapsed = time.perf_counter() - began
     firsts, totals = (sorted(1000 * row[i] for row in seen) for i in (0, 1))
@@ -77,6 +89,7 @@ async def run(url: str, body: bytes, clients: int, seconds: float) -> dict[str, 
         "first_p50": percentile(firsts, 0.5),
         "first_p95": percentile(firsts, 0.95),
         "total_p50": percentile(totals, 0.5),
+        "total_p95": percentile(totals, 0.95),
         "total_p99": percentile(totals, 0.99),
         "bytes_each": sum(row[2] for row in seen) / max(1, len(seen)),
         "requests": len(seen),
@@ -98,4 +111,4 @@ def load(url: str, body: Any, clients: int, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     url, body, clients, seconds = sys.argv[1:]
-    print(json.dumps(uvloop.run(run(url, body.encode(), int(clients), float(seconds)))))
+    print(json.dumps(uvloop.run(run(url, json.loads(body), int(clients), float(seconds)))))
