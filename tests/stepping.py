@@ -57,6 +57,7 @@ def load_executor(
         stage_id=0,
         name="diffusion",
         kind="diffusion",
+        final_output=True,
         model=str(folder),
         model_arch=family,
         deterministic=deterministic,

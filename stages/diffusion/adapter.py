@@ -110,6 +110,10 @@ class Adapter:
         """What else rows of one forward pass must have in common."""
         return ()
 
+    def group_of_media(self, state: DiffusionState) -> tuple[Hashable, ...]:
+        """What else latents that are decoded together must have in common."""
+        return ()
+
     def texts_of(self, state: DiffusionState) -> tuple[str, str | None]:
         """The prompt, and the negative prompt if it takes part."""
         spec = state.spec

@@ -11,7 +11,7 @@ import torch
 
 from omni_async.config import StageConfig
 from omni_async.errors import StageFailed
-from omni_async.stages.diffusion import pictures
+from omni_async.stages.diffusion import media, pictures, split
 from omni_async.stages.diffusion.adapter import Adapter, Tensor
 from omni_async.stages.diffusion.encodings import Encodings
 from omni_async.stages.diffusion.options import Options
@@ -40,7 +40,8 @@ class DiffusionExecutor:
         self.adapter = self._load_adapter()
         self.adapter.alone = self.adapter.alone or self.config.deterministic
         self.adapter.loras.limit = self.options.max_loras
-        self._warm()
+        if not self.config.inputs:
+            self._warm()
 
     def _warm(self) -> None:
         params = {**self.config.default_sampling_params, "prompt": "a", "num_inference_steps": WARM_STEPS}
@@ -55,7 +56,7 @@ class DiffusionExecutor:
         """Raises `InvalidRequest` for what the family cannot do."""
         spec = parse(request.params)
         self.adapter.check(spec)
-        return DiffusionState(request, spec, self.adapter, has_upstream=False)
+        return DiffusionState(request, spec, self.adapter, has_upstream=bool(self.config.inputs))
 
     @torch.no_grad()
     def step(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
@@ -66,7 +67,11 @@ class DiffusionExecutor:
     def _encode(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         failed = {state.request.request: error for state in states if (error := self._load_lora(state))}
         good = [state for state in states if state.request.request not in failed]
-        self._encodings.fill(good, self._encode_texts)
+        if self.config.inputs:
+            for state in good:
+                split.receive(state)
+        else:
+            self._encodings.fill(good, self._encode_texts)
         return [failed.get(state.request.request) or self._prepared(state) for state in states]
 
     def _load_lora(self, state: DiffusionState) -> Exception | None:
@@ -109,7 +114,7 @@ class DiffusionExecutor:
             if state.denoised:
                 state.phase = Phase.DECODE
             if partial is not None and foreseen is not None:
-                return [self._picture(self._preview(state, foreseen), state, partial)]
+                return [self._preview(state, foreseen, partial)]
         except Exception as error:
             return error
         told = {"step": state.index, "steps": len(state.timesteps)}
@@ -122,20 +127,35 @@ class DiffusionExecutor:
         due = [(steps * (number + 1)) // (count + 1) for number in range(count)]
         return due.index(state.index + 1) if state.index + 1 in due and state.index + 1 < steps else None
 
-    def _preview(self, state: DiffusionState, latents: Tensor) -> Any:
-        spatial = self.adapter.spatial(latents, state)
+    def _preview(self, state: DiffusionState, latents: Tensor, partial: int) -> StepOutput:
+        told = self._told(state)
+        if not self.config.final_output:
+            return split.send(state, latents, told, partial)
+        spatial, spec = self.adapter.spatial(latents, state), state.spec
         if self.options.preview_method == "vae" or self._colours is None or spatial is None:
-            return self.adapter.post_decode(latents, state)[0]
-        return pictures.resized(self._colours(spatial), (state.spec.width, state.spec.height))
+            return media.picture(self.adapter.post_decode(latents, state)[0], spec, told, partial)
+        pixels = pictures.resized(self._colours(spatial), (spec.width, spec.height))
+        return media.picture(pixels, spec, told, partial)
 
     def _decode(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         finite = [bool(torch.isfinite(state.latents).all()) for state in states]
         good = [state for state, is_finite in zip(states, finite, strict=True) if is_finite]
-        media = iter(self._media(good) if good else ())
+        finals = iter(self._finals(good) if good else ())
         return [
-            [self._final(state, next(media))] if is_finite else _not_finite(state)
+            [next(finals)] if is_finite else _not_finite(state)
             for state, is_finite in zip(states, finite, strict=True)
         ]
+
+    def _finals(self, states: Sequence[DiffusionState]) -> list[StepOutput]:
+        if self.config.final_output:
+            rate = self.adapter.sample_rate
+            made = zip(self._media(states), states, strict=True)
+            finals = [media.finished(each, state.spec, self._told(state), rate) for each, state in made]
+        else:
+            finals = [split.send(state, state.latents, self._told(state), None) for state in states]
+        for state in states:
+            self.adapter.forget(state)
+        return finals
 
     def _media(self, states: Sequence[DiffusionState]) -> Any:
         latents = torch.cat([state.latents for state in states])
@@ -146,29 +166,9 @@ class DiffusionExecutor:
                 self._colours = pictures.LatentColours(spatial, torch.from_numpy(made).movedim(-1, 1) / 255)
         return made
 
-    def _final(self, state: DiffusionState, media: Any) -> StepOutput:
-        self.adapter.forget(state)
-        if media.dtype == "float32":
-            rate = self.adapter.sample_rate
-            duration = len(media) / rate
-            return StepOutput({"pcm": media}, {"sample_rate": rate}, duration=duration, final=True)
-        if media.ndim == 4 and state.spec.num_frames > 1:
-            meta = {"fps": state.spec.fps, "seed": state.request.seed}
-            return StepOutput(tensors={"frames": media}, meta=meta, final=True)
-        return self._picture(media, state, None)
-
-    def _picture(self, pixels: Any, state: DiffusionState, partial: int | None) -> StepOutput:
-        meta: dict[str, Any] = {
-            "seed": state.request.seed,
-            "step": state.index,
-            "steps": len(state.timesteps),
-        }
-        if partial is not None:
-            meta["partial"] = partial
-        if state.spec.upscale_to is not None:
-            meta["upscaled_from"] = [pixels.shape[1], pixels.shape[0]]
-            pixels = pictures.resized(pixels, state.spec.upscale_to)
-        return StepOutput(tensors={"pixels": pixels}, meta=meta, final=partial is None)
+    @staticmethod
+    def _told(state: DiffusionState) -> dict[str, Any]:
+        return {"seed": state.request.seed, "step": state.index, "steps": len(state.timesteps)}
 
     def abort(self, state: DiffusionState) -> None:
         """Let go of what the request used."""

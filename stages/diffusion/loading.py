@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import threading
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
+from accelerate import init_empty_weights
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
@@ -21,12 +26,55 @@ from omni_async.stages.diffusion.options import Options
 
 log = logging.getLogger(__name__)
 
+_loading = threading.Lock()
+# Where stages are threads of one process: the libraries change how all networks are made while they load one.
 
-def load_adapter(config: StageConfig, options: Options) -> Adapter:
-    """The pipeline of `config.model` under the adapter of `config.model_arch`. Raises `ConfigError`."""
-    adapter = _module(config).Adapter(load_pipeline(config, options, **load_components(config)))
-    apply_options(adapter, options, config.devices[0])
+
+TEXTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
+TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3", "tokenizer_4", "processor")
+DENOISERS = ("transformer", "transformer_2", "unet")
+LEFT_OUT = {
+    "text_encoder": (*DENOISERS, "vae"),
+    "diffusion": (*TEXTS, *TOKENIZERS, "vae"),
+    "vae": (*TEXTS, *TOKENIZERS, *DENOISERS),
+}
+"""By the kind of a stage that is one of several, what the others have."""
+
+
+def load_adapter(config: StageConfig, options: Options, part: str = "") -> Adapter:
+    """The pipeline of `config.model` under the adapter of `config.model_arch`; with `part`, the kind of a
+    stage that is one of several, without the weights of the others. Raises `ConfigError`."""
+    module = _module(config)
+    if part and module.Adapter.vae_beside:
+        raise ConfigError(f"Stage {config.name}: {config.model_arch} cannot be split into several stages.")
+    with _loading:
+        components = load_components(config)
+        if part:
+            components |= _hollow(folder_of(config), LEFT_OUT[part])
+        adapter = module.Adapter(load_pipeline(config, options, **components))
+    if part:
+        adapter.device = adapter.text_device = torch.device(config.devices[0])
+        adapter.no_lora = "a pipeline of several stages takes no LoRA"
+    if part in ("", "diffusion"):
+        apply_options(adapter, options, config.devices[0])
     return adapter
+
+
+def _hollow(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Components without weights: networks of diffusers as their configs alone (adapters read sizes there),
+    text encoders and tokenizers as None."""
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for name in names:
+        library, cls = index.get(name) or (None, None)
+        if library is None:
+            continue
+        found[name] = None
+        if library == "diffusers":
+            kind = getattr(diffusers, cls)
+            with init_empty_weights():
+                found[name] = kind.from_config(kind.load_config(folder, subfolder=name))
+    return found
 
 
 def has_adapter(config: StageConfig) -> bool:
@@ -71,7 +119,10 @@ def load_pipeline(config: StageConfig, options: Options, **components: Any) -> D
     except (OSError, ValueError) as error:
         raise ConfigError(f"Stage {config.name}: {config.model} does not load: {error}") from None
     pipe.set_progress_bar_config(disable=True)
-    return pipe.to(device)
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module) and part.device.type != "meta":
+            part.to(device)
+    return pipe
 
 
 def _quiet() -> None:

@@ -4,6 +4,7 @@ calls."""
 from __future__ import annotations
 
 from omni_async.config import StageConfig
+from omni_async.errors import ConfigError
 from omni_async.stages.diffusion.executor import DiffusionExecutor
 from omni_async.stages.diffusion.loading import has_adapter, load_adapter
 from omni_async.stages.diffusion.options import read_options
@@ -16,4 +17,9 @@ def create(config: StageConfig) -> Executor:
     options = read_options(config)
     if options.cache_backend == "cache_dit" or not has_adapter(config):
         return WholeCallExecutor(config, options)
-    return DiffusionExecutor(config, options, lambda: load_adapter(config, options))
+    part = "diffusion" if config.inputs else ""
+    if bool(config.inputs) == config.final_output:
+        raise ConfigError(
+            f"Stage {config.name}: a diffusion stage stands alone, or between a text_encoder and a vae stage."
+        )
+    return DiffusionExecutor(config, options, lambda: load_adapter(config, options, part))

@@ -25,6 +25,7 @@ def load(family: str, arch: str = "diffusers", **extras: Any) -> WholeCallExecut
         stage_id=0,
         name="diffusion",
         kind="diffusion",
+        final_output=True,
         model=str(tiny_folder(family)),
         model_arch=arch,
         engine_extras=extras,

@@ -77,6 +77,10 @@ class Adapter(adapter.Adapter):
         """Sounds of one length."""
         return (state.spec.seconds, state.spec.audio_start_in_s)
 
+    def group_of_media(self, state: DiffusionState) -> tuple[Hashable, ...]:
+        """Sounds of one length."""
+        return self.group(state)
+
     def forward(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The network's outputs, `[1, channels, length]` each."""
         inputs = [state.scheduler.scale_model_input(state.latents, state.timestep) for state, _ in rows]

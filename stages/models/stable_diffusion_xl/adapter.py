@@ -58,7 +58,7 @@ class Adapter(adapter.Adapter):
             (0, 0),
             size,
             dtype=dtype,
-            text_encoder_projection_dim=pipe.text_encoder_2.config.projection_dim,
+            text_encoder_projection_dim=int(state.cond["pooled"].shape[-1]),
         ).to(self.device)
         if hasattr(state.scheduler, "set_begin_index"):
             state.scheduler.set_begin_index(0)
