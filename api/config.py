@@ -16,9 +16,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     With `api_keys` empty every caller is served. `ws_read_ahead` sentences of a session are under way at
     once (the one that is sent and those after it); `ws_frame_window` chunks of each may wait to be sent,
-    so that a slow reader holds a bounded amount of audio. `max_image_pixels` is of a picture that is sent,
-    `max_generated_image_size` of one that is made. What a request names by address or path is read from
-    `allowed_media_domains`, and under `allowed_local_media_path` and `allowed_lora_path`, only.
+    so that a slow reader holds a bounded amount of audio. `max_image_pixels` is of a picture that is sent
+    (Pillow opens none above the bound), `max_generated_image_size` of one that is made. What a request names
+    by address or path is read from `allowed_media_domains`, and under `allowed_local_media_path` and
+    `allowed_lora_path`, only.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -27,7 +28,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_body_bytes: Count = 16 * 1024 * 1024
     max_upload_bytes: Count = 64 * 1024 * 1024
     max_edit_images: Count = 4
-    max_image_pixels: Count = 16 * 1024 * 1024
+    max_image_pixels: Annotated[int, Meta(ge=1, le=178_956_970)] = 16 * 1024 * 1024
     max_generated_image_size: Count = 2048 * 2048
     allowed_lora_path: str = ""
     allowed_media_domains: tuple[str, ...] = ()

@@ -6,6 +6,8 @@ Everything here blocks; it runs in the media threads.
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,19 @@ from PIL import Image, ImageOps
 from omni_async.errors import InvalidRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP")
+BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+# What Pillow's parsers raise on damaged files; its EXIF reader adds struct.error.
+DAMAGE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
 WHITE = (255, 255, 255, 255)
 
 
@@ -27,11 +42,14 @@ def read_picture(data: bytes, max_pixels: int, param: str = "image") -> NDArray[
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             _refuse_size(picture, max_pixels, param)
-            if getattr(picture, "n_frames", 1) > 1:
+            # Cameras put a preview behind the picture (MPO); that is no animation.
+            if picture.format != "MPO" and getattr(picture, "n_frames", 1) > 1:
                 raise InvalidRequest(f"{param} is animated; send a single picture.", param=param)
             picture.load()
             return np.asarray(_as_rgb(ImageOps.exif_transpose(picture)))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except BOMBS as error:
+        raise _too_large(str(error), max_pixels, param) from error
+    except DAMAGE as error:
         message = f"{param} is no readable PNG, JPEG or WebP file."
         raise InvalidRequest(message, param=param, code="invalid_image") from error
 
@@ -55,26 +73,32 @@ def read_mask(data: bytes, max_pixels: int, size: tuple[int, int]) -> NDArray[np
 
 def _refuse_size(picture: Image.Image, max_pixels: int, param: str) -> None:
     if picture.width * picture.height > max_pixels:
-        raise InvalidRequest(
-            f"{param} has {picture.width}x{picture.height} pixels; at most {max_pixels} are taken.",
-            param=param,
-            code="image_too_large",
-        )
+        raise _too_large(f"It is {picture.width}x{picture.height}", max_pixels, param)
+
+
+def _too_large(why: str, max_pixels: int, param: str) -> InvalidRequest:
+    message = f"{param} has too many pixels; at most {max_pixels} are taken. {why.rstrip('.')}."
+    return InvalidRequest(message, param=param, code="image_too_large")
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode in ("RGB", "RGBA"):
+    transparent = picture.mode in ("LA", "PA") or "transparency" in picture.info
+    if picture.mode == "RGBA" or (picture.mode == "RGB" and not transparent):
         return picture
     if picture.mode.startswith("I;16") or picture.mode == "I":
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
-    transparent = picture.mode in ("LA", "PA") or "transparency" in picture.info
     return picture.convert("RGBA" if transparent else "RGB")
 
 
-def write_picture(pixels: NDArray[np.uint8], kind: str, compression: int | None) -> bytes:
-    """The file: `kind` is png, jpeg or webp; `compression` 0…100 is the quality of the last two."""
+def write_picture(
+    pixels: NDArray[np.uint8], kind: str, compression: int | None, *, opaque: bool = False
+) -> bytes:
+    """The file: `kind` is png, jpeg or webp; `compression` 0…100 is the quality of the last two.
+
+    `opaque` lays what is transparent on white.
+    """
     picture = Image.fromarray(pixels)
-    if kind == "jpeg" and picture.mode == "RGBA":
+    if opaque and picture.mode == "RGBA":
         white = Image.new("RGBA", picture.size, WHITE)
         picture = Image.alpha_composite(white, picture).convert("RGB")
     options: dict[str, Any] = {} if kind == "png" or compression is None else {"quality": compression}

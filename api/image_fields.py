@@ -11,12 +11,14 @@ from omni_async.errors import InvalidRequest
 from omni_async.image import Image, ImageOptions
 
 OutputFormat = Literal["png", "jpeg", "jpg", "webp"]
+MAX_SEED = 2**63 - 1
 
 
 class ImageFields(ImageOptions, kw_only=True, frozen=True):
     """The body of `POST /v1/images/generations`, and the text fields of `POST /v1/images/edits`.
 
-    null is absent. Image i of `n` has seed + i.
+    null is absent. Image i of `n` has seed + i. `quality` and `moderation` are there for clients that send
+    OpenAI's defaults: no other value would have an effect.
     """
 
     prompt: str
@@ -26,6 +28,8 @@ class ImageFields(ImageOptions, kw_only=True, frozen=True):
     output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
     stream: bool | None = None
     partial_images: Annotated[int, Meta(ge=0, le=3)] | None = None
+    quality: Literal["auto"] | None = None
+    moderation: Literal["auto"] | None = None
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -36,7 +40,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 def refuse_conflicts(fields: ImageFields) -> None:
-    """Raises `InvalidRequest` for fields that would have no effect beside the others."""
+    """Raises `InvalidRequest` for fields that would have no effect beside the others, or no meaning."""
     kind = fields.output_format or "png"
     if fields.output_compression is not None and kind == "png":
         message = "output_compression has no effect on png; use jpeg or webp."
@@ -45,13 +49,16 @@ def refuse_conflicts(fields: ImageFields) -> None:
         raise InvalidRequest("partial_images needs stream: true.", param="partial_images")
     if fields.background == "transparent" and kind in ("jpeg", "jpg"):
         raise InvalidRequest("jpeg has no transparent background; use png or webp.", param="background")
+    if (fields.seed or 0) + (fields.n or 1) - 1 > MAX_SEED:
+        raise InvalidRequest(f"The seed of the last image, seed + n - 1, passes {MAX_SEED}.", param="seed")
 
 
 def image_of(fields: ImageFields, upload: Upload, seed: int) -> Image:
     """The request for the engine."""
     options: dict[str, Any] = {name: getattr(fields, name) for name in ImageOptions.__struct_fields__}
+    options["seed"] = seed
     return Image(
-        **{**options, "seed": seed},
+        **options,
         prompt=fields.prompt,
         images=upload.images,
         mask=upload.mask,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope
 
-from omni_async.api.errors import TooLarge, WrongContentType, invalid_json
+from omni_async.api.errors import ClientGone, TooLarge, WrongContentType, invalid_json
 from omni_async.api.exchange import header
 from omni_async.api.image_fields import ImageFields, Upload
 from omni_async.api.image_job import ImageService
@@ -22,7 +23,6 @@ IMAGE_NAMES = ("image", "image[]")
 URL_NAMES = ("url", "url[]")
 MASK_NAMES = ("mask_image", "mask")
 MAX_FIELDS = 64
-MAX_FIELD_BYTES = 1024 * 1024
 
 
 class _Form(msgspec.Struct):
@@ -31,15 +31,19 @@ class _Form(msgspec.Struct):
     images: list[bytes] = []
     urls: list[str] = []
     masks: list[bytes] = []
-    fields: dict[str, Any] = {}
+    fields: dict[str, str] = {}
 
 
 async def read_edit(
     scope: Scope, receive: Receive, service: ImageService, source: MediaSource
 ) -> tuple[ImageFields, Upload]:
-    """The fields, and the pictures decoded. Raises `InvalidRequest`, `TooLarge` or `WrongContentType`."""
+    """The fields, and the pictures decoded.
+
+    Raises `InvalidRequest`, `TooLarge`, `WrongContentType` or `ClientGone`.
+    """
     form = await _read(scope, receive, service.config.max_upload_bytes)
     fields = _fields(form.fields)
+    service.accept(fields)
     limit = service.config.max_edit_images
     if not 1 <= len(form.images) + len(form.urls) <= limit:
         count = len(form.images) + len(form.urls)
@@ -62,13 +66,19 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> _Form:
     given = header(scope, b"content-type") or b""
     if given.partition(b";")[0].strip().lower() != b"multipart/form-data":
         raise WrongContentType("The body must be sent with Content-Type: multipart/form-data.")
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise TooLarge(f"The body has {int(declared)} bytes; at most {limit} are taken.")
     request = Request(scope, _Limited(receive, limit))
     try:
-        async with request.form(max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as parts:
+        # A text field may be a data: URL with a whole picture, so only the body's own limit holds for it.
+        async with request.form(max_fields=MAX_FIELDS, max_part_size=limit) as parts:
             form = _Form()
             for name, value in parts.multi_items():
                 await _sort(form, name, value)
             return form
+    except ClientDisconnect:
+        raise ClientGone from None
     except (MultiPartException, HTTPException) as error:
         text = error.detail if isinstance(error, HTTPException) else error.message
         raise InvalidRequest(f"The body is no valid form: {text}", code="invalid_form") from None
@@ -92,14 +102,22 @@ async def _sort(form: _Form, name: str, value: UploadFile | str) -> None:
         form.fields[name] = value
 
 
-def _fields(given: dict[str, Any]) -> ImageFields:
+def _fields(given: Mapping[str, Any]) -> ImageFields:
     """Text fields as a JSON body would have them: only `lora` is JSON of its own."""
+    if "lora" in given:
+        given = {**given, "lora": _json(given["lora"], "lora")}
     try:
-        if "lora" in given:
-            given = {**given, "lora": msgspec.json.decode(cast(str, given["lora"]))}
         return msgspec.convert(given, ImageFields, strict=False)
     except msgspec.DecodeError as error:
         raise invalid_json(error) from None
+
+
+def _json(text: str, param: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        message = f"{param} is not valid JSON: {error}."
+        raise InvalidRequest(message, param=param, code="invalid_json") from None
 
 
 class _Limited:

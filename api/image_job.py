@@ -7,14 +7,15 @@ import random
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from pathlib import Path
 
 import msgspec
 
+from omni_async.api.allowed_path import existing_under
 from omni_async.api.client import OmniClient
 from omni_async.api.config import ApiConfig
 from omni_async.api.image_fields import ImageFields, Upload, image_of, refuse_conflicts
 from omni_async.api.media_pool import MediaPool
+from omni_async.config import ImageConfig
 from omni_async.errors import InvalidRequest, StageFailed
 from omni_async.image import Image, Lora
 from omni_async.outputs import ImageChunk
@@ -60,7 +61,11 @@ class ImageJob(msgspec.Struct, frozen=True):
     images: tuple[Image, ...]
     output_format: str
     compression: int | None
-    background: str
+    opaque: bool
+
+    def background(self, drawn: Drawn) -> str:
+        """What the file has: `transparent` when it keeps an alpha channel, else `opaque`."""
+        return "transparent" if drawn.chunk.pixels.shape[2] == 4 and not self.opaque else "opaque"
 
     def usage(self, drawn: Sequence[Drawn]) -> ImageUsage:
         """What the finished pictures used."""
@@ -88,8 +93,9 @@ class ImageService:
         self.config = config
         self.media = media
 
-    def prepare(self, fields: ImageFields, upload: Upload | None = None) -> ImageJob:
-        """The job. Raises `InvalidRequest` or `NotFound` before any stage is asked."""
+    def accept(self, fields: ImageFields) -> ImageConfig:
+        """What draws them. Raises `InvalidRequest` or `NotFound`; needs no upload, so that none is read
+        for a request that is wrong anyway."""
         refuse_conflicts(fields)
         if len(fields.prompt) > self.config.max_input_chars:
             limit = self.config.max_input_chars
@@ -98,21 +104,27 @@ class ImageService:
         pipeline = self.omni.pipeline_for("image", fields.model)
         if pipeline.image is None:
             raise InvalidRequest(f"Model {pipeline.name!r} does not draw.", param="model")
+        return pipeline.image
+
+    def prepare(self, fields: ImageFields, upload: Upload | None = None) -> ImageJob:
+        """The job. Raises `InvalidRequest` or `NotFound` before any stage is asked."""
+        draws = self.accept(fields)
         if fields.lora is not None:
             fields = msgspec.structs.replace(fields, lora=self._lora(fields.lora))
         seed = random.getrandbits(32) if fields.seed is None else fields.seed
         images = tuple(image_of(fields, upload or Upload(), seed + i) for i in range(fields.n or 1))
-        images[0].resolve(pipeline.image, self.config.max_generated_image_size)
+        images[0].resolve(draws, self.config.max_generated_image_size)
         kind = (fields.output_format or "png").replace("jpg", "jpeg")
-        return ImageJob(images, kind, fields.output_compression, fields.background or "auto")
+        opaque = kind == "jpeg" or fields.background == "opaque"
+        return ImageJob(images, kind, fields.output_compression, opaque)
 
     def _lora(self, lora: Lora) -> Lora:
         """With its path resolved. Raises `InvalidRequest` for one that is not under the allowed folder."""
         root = self.config.allowed_lora_path
         if not root:
-            raise InvalidRequest("This server takes no LoRA (--allowed-lora-path).", param="lora")
-        path = (Path(root) / lora.path).resolve()
-        if not path.is_relative_to(Path(root).resolve()) or not path.exists():
+            raise InvalidRequest("This server takes no LoRA (--allowed-lora-path).", param="lora.path")
+        path = existing_under(root, lora.path)
+        if path is None:
             raise InvalidRequest(f"There is no LoRA {lora.path!r}.", param="lora.path")
         return msgspec.structs.replace(lora, path=str(path))
 
@@ -158,6 +170,7 @@ class ImageService:
         from omni_async.api.image_codec import write_picture
 
         def encode() -> str:
-            return b64encode(write_picture(chunk.pixels, job.output_format, job.compression)).decode()
+            kind, compression = job.output_format, job.compression
+            return b64encode(write_picture(chunk.pixels, kind, compression, opaque=job.opaque)).decode()
 
         return Drawn(index, chunk, await self.media.run(encode))

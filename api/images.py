@@ -60,7 +60,7 @@ class ImageEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: str
     output_format: str
     background: str
-    quality: str = "auto"
+    quality: str
     partial_image_index: int | None = None
     upscaled_from: str | None = None
     usage: ImageUsage | None = None
@@ -122,7 +122,7 @@ async def _answer(
         ],
         output_format=job.output_format,
         size=drawn[0].size,
-        background=job.background,
+        background=job.background(drawn[0]),
         usage=job.usage(drawn),
     )
     await send_json(send, answer)
@@ -155,7 +155,8 @@ def _event(job: ImageJob, event: Event, drawn: Drawn) -> bytes:
         created_at=int(time.time()),
         size=drawn.size,
         output_format=job.output_format,
-        background=job.background,
+        background=job.background(drawn),
+        quality="auto",
         partial_image_index=partial,
         upscaled_from=_drawn_size(drawn),
         usage=job.usage([drawn]) if partial is None else None,

@@ -85,7 +85,16 @@ def _schemas() -> Json:
         (schema,), members = msgspec.json.schema_components((union,), ref_template=_TEMPLATE)
         schemas |= {**members, name: schema}
     schemas["BatchBody"]["properties"]["items"]["items"] = {"$ref": _TEMPLATE.format(name="BatchItem")}
-    return schemas
+    return {**schemas, "ImageForm": _image_form(schemas["ImageFields"])}
+
+
+def _image_form(fields: Json) -> Json:
+    """`ImageFields` with the images: one schema, as both together (allOf) refuse each other's fields."""
+    file: Json = {"type": "string", "format": "binary"}
+    texts: Json = {"type": "array", "items": {"type": "string"}}
+    files: Json = {"type": "array", "items": file}
+    form = {"image": files, "image[]": files, "url": texts, "url[]": texts, "mask_image": file, "mask": file}
+    return {**fields, "title": "ImageForm", "properties": {**fields["properties"], **form}}
 
 
 def _content(name: str, media_type: str = "application/json") -> Json:
@@ -137,15 +146,8 @@ def _voice_paths() -> Json:
 def _image_paths() -> Json:
     events = {"anyOf": [{"$ref": _TEMPLATE.format(name=name)} for name in ("ImageEvent", "ImageErrorEvent")]}
     answer = {**_content("ImageAnswer"), "text/event-stream": {"schema": events}}
-    file, files = {"type": "string", "format": "binary"}, "array"
-    form: Json = {
-        "image": {"type": files, "items": file},
-        "url": {"type": files, "items": {"type": "string"}},
-        "mask_image": file,
-    }
-    body = {"allOf": [{"$ref": _TEMPLATE.format(name="ImageFields")}, {"type": "object", "properties": form}]}
     edit = _operation("Change images", answer, _WORK)
-    edit["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": body}}}
+    edit["requestBody"] = {"required": True, "content": _content("ImageForm", "multipart/form-data")}
     draw = _operation("Draw pictures", answer, _WORK, "ImageFields")
     return {"/v1/images/generations": {"post": draw}, "/v1/images/edits": {"post": edit}}
 
