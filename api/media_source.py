@@ -7,17 +7,17 @@ redirects included; `file://` only under the allowed folder. Blocks; runs in the
 from __future__ import annotations
 
 import base64
-import binascii
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
+from omni_async.api.allowed_path import existing_under
 from omni_async.api.config import ApiConfig
 from omni_async.errors import InvalidRequest
 
@@ -25,6 +25,7 @@ MAX_REDIRECTS = 3
 SECONDS = 10.0
 PIECE = 64 * 1024
 REDIRECTS = (301, 302, 303, 307, 308)
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 Resolve = Callable[[str, int], list[str]]
 Connect = Callable[[str, int, float], socket.socket]
@@ -41,14 +42,47 @@ def connect_to(address: str, port: int, timeout: float) -> socket.socket:
     return socket.create_connection((address, port), timeout)
 
 
+def is_public(address: str) -> bool:
+    """Whether `address` is one host of the internet, also where it stands for an IPv4 address."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else ip.ipv4_mapped or ip.sixtofour
+        if inner is None and ip.is_site_local:
+            return False
+        ip = inner or ip
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved)
+
+
+@contextmanager
+def ended_at(deadline: float, sock: socket.socket) -> Generator[None, None, None]:
+    """Cuts `sock` off at the deadline: a socket's own time-out starts anew with every byte that comes."""
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, (sock,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _cut(sock: socket.socket) -> None:
+    # Both sides may have closed it by now. An SSLSocket's own method would change it under its reader.
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
 class MediaSource:
-    """Reads what a URL names, under the server's rules. `param` is the field that errors name."""
+    """Reads what a URL names, under the server's rules. `param` is the field that errors name.
+
+    A web address has `seconds`, redirects included; only the look-up of its name is not cut off by them.
+    """
 
     def __init__(
         self,
         config: ApiConfig,
         *,
         param: str = "url",
+        seconds: float = SECONDS,
         resolve: Resolve = resolve_host,
         connect: Connect = connect_to,
     ) -> None:
@@ -56,6 +90,7 @@ class MediaSource:
         self._folder = config.allowed_local_media_path
         self._limit = config.max_upload_bytes
         self._param = param
+        self._seconds = seconds
         self._resolve = resolve
         self._connect = connect
 
@@ -87,22 +122,26 @@ class MediaSource:
             raise self._refusal("must be data:TYPE;base64,…")
         try:
             return base64.b64decode(body, validate=True)
-        except binascii.Error:
+        except ValueError:
             raise self._refusal("is no valid base64") from None
 
     def _read_file(self, parts: SplitResult) -> bytes:
         if not self._folder or parts.netloc not in ("", "localhost"):
             raise self._refusal("names a file, which this server does not read (--allowed-local-media-path)")
-        root, path = Path(self._folder).resolve(), Path(unquote(parts.path)).resolve()
-        # One answer for what is outside and what is missing: neither tells what the disk holds.
-        if not path.is_relative_to(root) or not path.is_file():
+        path = existing_under(self._folder, unquote(parts.path))
+        if path is None or not path.is_file():
             raise self._refusal("names no file under the allowed folder")
-        if path.stat().st_size > self._limit:
+        try:
+            with path.open("rb") as file:
+                data = file.read(self._limit + 1)
+        except OSError as error:
+            raise self._refusal(f"cannot be read: {type(error).__name__}") from None
+        if len(data) > self._limit:
             raise self._refusal(f"names a file of more than {self._limit} bytes")
-        return path.read_bytes()
+        return data
 
     def _read_http(self, parts: SplitResult) -> bytes:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + self._seconds
         for _ in range(MAX_REDIRECTS + 1):
             with self._ask(parts, deadline) as answer:
                 if answer.status not in REDIRECTS:
@@ -115,6 +154,8 @@ class MediaSource:
     @contextmanager
     def _ask(self, parts: SplitResult, deadline: float) -> Generator[http.client.HTTPResponse, None, None]:
         """The head of the answer of one address, checked before a byte is sent."""
+        if parts.username is not None:
+            raise self._refusal("must carry no user name")
         host = (parts.hostname or "").lower()
         if not any(host == domain or host.endswith(f".{domain}") for domain in self._domains):
             raise self._refusal("is not on a domain that this server reads (--allowed-media-domain)")
@@ -122,12 +163,17 @@ class MediaSource:
         port = parts.port or (443 if secure else 80)
         connection = http.client.HTTPConnection(host, port)
         try:
-            connection.sock = self._open(host, port, secure, deadline)
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", path, headers={"Accept": "image/*, audio/*", "Connection": "close"})
-            with connection.getresponse() as answer:
-                yield answer
-        except (OSError, http.client.HTTPException) as error:
+            connection.sock = sock = self._open(host, port, secure, deadline)
+            with ended_at(deadline, sock):
+                if isinstance(sock, ssl.SSLSocket):
+                    sock.do_handshake()
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                headers = {"Host": parts.netloc, "Accept": "image/*, audio/*", "Connection": "close"}
+                connection.request("GET", path, headers=headers)
+                with connection.getresponse() as answer:
+                    yield answer
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._refuse_late(deadline)
             raise self._refusal(f"cannot be read: {type(error).__name__}") from None
         finally:
             connection.close()
@@ -135,10 +181,13 @@ class MediaSource:
     def _open(self, host: str, port: int, secure: bool, deadline: float) -> socket.socket:
         """A connection to the very address that was found to be public."""
         addresses = self._resolve(host, port)
-        if not addresses or not all(ipaddress.ip_address(each).is_global for each in addresses):
+        if not addresses or not all(is_public(each) for each in addresses):
             raise self._refusal("leads to an address that is not public")
         sock = self._connect(addresses[0], port, max(0.1, deadline - time.monotonic()))
-        return ssl.create_default_context().wrap_socket(sock, server_hostname=host) if secure else sock
+        if not secure:
+            return sock
+        context = ssl.create_default_context()
+        return context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
 
     def _body(self, answer: http.client.HTTPResponse, deadline: float) -> bytes:
         if answer.status != 200:
@@ -147,7 +196,15 @@ class MediaSource:
         size = 0
         while piece := answer.read(PIECE):
             size += len(piece)
-            if size > self._limit or time.monotonic() > deadline:
-                raise self._refusal(f"takes more than {self._limit} bytes or {SECONDS:.0f} s")
+            if size > self._limit:
+                raise self._refusal(f"has more than {self._limit} bytes")
             pieces.append(piece)
+        self._refuse_late(deadline)
+        if answer.length:
+            raise self._refusal("was cut short")
         return b"".join(pieces)
+
+    def _refuse_late(self, deadline: float) -> None:
+        """What was cut off at the deadline looks like an end, or like a fault of the line."""
+        if time.monotonic() >= deadline:
+            raise self._refusal(f"takes more than {self._seconds:g} s")
