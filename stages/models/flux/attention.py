@@ -66,7 +66,7 @@ class RowAttention(FluxAttnProcessor):
             )
         projected: Any = _get_qkv_projections(attn, hidden_states, encoder_hidden_states)
         query, key, value, *text = (
-            each if each is None else each.unflatten(-1, (-1, attn.head_dim)) for each in projected
+            each.unflatten(-1, (-1, attn.head_dim)) for each in projected if each is not None
         )
         query, key = attn.norm_q(query), attn.norm_k(key)
         if encoder_hidden_states is not None:
