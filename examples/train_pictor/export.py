@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
@@ -24,12 +25,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     args = parser.parse_args()
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(args.run / "tokenizer")
-    model = Model(args.layers, max(4096, len(tokenizer)))
+    # Any: the pipeline is annotated with larger classes than it needs.
+    model: Any = Model(args.layers, max(4096, len(tokenizer)))
+    vae: Any = Colours(captions.stacked(captions.load_things(args.data))).vae()
     model.load_state_dict(load_file(args.run / "model.safetensors"))
     pipe = StableDiffusion3Pipeline(
         transformer=model.transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
-        vae=Colours(captions.stacked(captions.load_things(args.data))).vae(),
+        vae=vae,
         text_encoder=model.encoders[0],
         tokenizer=tokenizer,
         text_encoder_2=model.encoders[1],
@@ -43,8 +46,10 @@ def main() -> None:
 def silent_encoder() -> T5EncoderModel:
     """Zeros for every token: what the pipeline takes for a missing third encoder, as a folder that loads
     without being told so."""
-    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
-    encoder = T5EncoderModel(T5Config(vocab_size=8, pad_token_id=0, eos_token_id=1, **sizes))
+    config = T5Config(
+        vocab_size=8, d_model=WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1, pad_token_id=0, eos_token_id=1
+    )
+    encoder = T5EncoderModel(config)
     with torch.no_grad():
         for weight in encoder.parameters():
             weight.zero_()

@@ -3,14 +3,22 @@ trained with it, and a VAE that needs no training."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import torch
-from diffusers import AutoencoderTiny, SD3Transformer2DModel
+from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+from examples.train_pictor.attention import MaskedJointAttention, standing_for
 
 LENGTH = 12
 """Tokens of a caption."""
 WIDTH = 256
+PATCHES = 16
+"""Of a picture: 4 × 4, each of 8 × 8."""
 SCALE = 20.0
 
 
@@ -35,11 +43,9 @@ def make_transformer(layers: int = 4) -> SD3Transformer2DModel:
             nn.init.xavier_uniform_(weight.view(weight.shape[0], -1))
         elif name.endswith("bias"):
             nn.init.zeros_(weight)
-    for block in network.transformer_blocks:
-        for norm in (block.norm1, block.norm1_context):
-            nn.init.zeros_(norm.linear.weight)
-    nn.init.zeros_(network.norm_out.linear.weight)
-    nn.init.zeros_(network.proj_out.weight)
+    for name, weight in network.named_parameters():
+        if re.search(r"norm1\.linear|norm1_context\.linear|norm_out\.linear|^proj_out", name):
+            nn.init.zeros_(weight)
     return network
 
 
@@ -67,16 +73,22 @@ class Model(nn.Module):
     def __init__(self, layers: int = 4, vocabulary: int = 4096) -> None:
         super().__init__()
         self.transformer = make_transformer(layers)
+        # Any callable will do, though diffusers names only its own classes.
+        processor: Any = MaskedJointAttention()
+        self.transformer.set_attn_processor(processor)
         self.encoders = nn.ModuleList([make_encoder(vocabulary), make_encoder(vocabulary)])
 
     def forward(self, latents: Tensor, times: Tensor, ids: Tensor, padding: int) -> Tensor:
-        """Predicted velocities `[rows, 3, 32, 32]`; `padding` zero tokens follow the caption, as the pipeline
-        puts them in the place of a third text encoder."""
+        """Predicted velocities `[rows, 3, 32, 32]` as if `padding` zero tokens followed the caption, as the
+        pipeline puts them in the place of a third text encoder. One of their weight is five times as fast."""
         outputs = [encoder(ids, output_hidden_states=True) for encoder in self.encoders]
         hidden = torch.cat([each.hidden_states[-2] for each in outputs], -1)
-        hidden = torch.cat([hidden, hidden.new_zeros(len(hidden), padding, WIDTH)], 1)
+        hidden = torch.cat([hidden, hidden.new_zeros(len(hidden), 1, WIDTH)], 1)
         pooled = torch.cat([each.text_embeds for each in outputs], -1)
-        return self.transformer(latents, hidden, pooled, times * 1000, return_dict=False)[0]
+        mask = {"attention_mask": standing_for(padding, PATCHES + hidden.shape[1])}
+        return self.transformer(
+            latents, hidden, pooled, times * 1000, joint_attention_kwargs=mask, return_dict=False
+        )[0]
 
 
 class Colours:
@@ -112,14 +124,14 @@ class Colours:
         with torch.no_grad():
             for weight in vae.parameters():
                 weight.zero_()
-            self._set_encoder(list(vae.encoder.layers))
-            self._set_decoder([each for each in vae.decoder.layers if isinstance(each, nn.Conv2d)])
+            self._set_encoder(convolutions(vae.encoder))
+            self._set_decoder(convolutions(vae.decoder))
         return vae
 
     def _set_encoder(self, layers: list[nn.Conv2d]) -> None:
         first, *downs, last = layers
         first.weight[:3, :, 1, 1] = 2 * self.forward
-        first.bias[:3] = -(self.forward @ (self.mean + 1))
+        biases(first)[:3] = -(self.forward @ (self.mean + 1))
         for layer in downs:
             for channel in range(3):
                 layer.weight[channel, channel, 1:, 1:] = 0.25
@@ -134,4 +146,15 @@ class Colours:
             layer.weight[:, :, 1, 1] = torch.eye(6)
         last.weight[:, :3, 1, 1] = self.inverse / 2
         last.weight[:, 3:, 1, 1] = -self.inverse / 2
-        last.bias[:] = (self.mean + 1) / 2
+        biases(last)[:] = (self.mean + 1) / 2
+
+
+def convolutions(network: nn.Module) -> list[nn.Conv2d]:
+    """In their order."""
+    return [each for each in network.modules() if isinstance(each, nn.Conv2d)]
+
+
+def biases(layer: nn.Conv2d) -> Tensor:
+    """Those of a layer that has some."""
+    assert layer.bias is not None
+    return layer.bias

@@ -58,7 +58,7 @@ class Font:
 
         font = TTFont(path)
         self._bitmaps: dict[str, Any] = font["CBDT"].strikeData[0]
-        self._glyphs: dict[int, str] = font.getBestCmap()
+        self._glyphs: dict[int, str] = font.getBestCmap() or {}
         self._ligatures: dict[tuple[str, ...], str] = {}
         for lookup in font["GSUB"].table.LookupList.Lookup:
             for table in lookup.SubTable:
