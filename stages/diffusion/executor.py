@@ -15,6 +15,7 @@ from omni_async.stages.diffusion import media, pictures, split
 from omni_async.stages.diffusion.adapter import Adapter, Tensor
 from omni_async.stages.diffusion.encodings import Encodings
 from omni_async.stages.diffusion.options import Options
+from omni_async.stages.diffusion.parallel import Peers
 from omni_async.stages.diffusion.spec import check_defaults, parse
 from omni_async.stages.diffusion.state import DiffusionState, Encoding, Phase
 from omni_async.stages.executor import StageRequest, StepOutput, StepResult, outputs_of
@@ -33,15 +34,26 @@ class DiffusionExecutor:
         self._load_adapter = load_adapter
         self._encodings = Encodings(options.prompt_cache_size, batch=not config.deterministic)
         self._colours: pictures.LatentColours | None = None
+        self._peers: Peers | None = None
 
     def load(self) -> None:
         """Load the pipeline and draw one picture with it."""
         check_defaults(self.config.default_sampling_params, self.config.name)
-        self.adapter = self._load_adapter()
+        self.adapter = self._load_adapter() if self.options.world_size == 1 else self._load_with_peers()
         self.adapter.alone = self.adapter.alone or self.config.deterministic
         self.adapter.loras.limit = self.options.max_loras
         if not self.config.inputs:
             self._warm()
+
+    def _load_with_peers(self) -> Adapter:
+        self._peers = Peers(self.config, self.options)
+        try:
+            adapter = self._load_adapter()
+        except BaseException:
+            self._peers.kill()
+            raise
+        self._peers.lead(adapter.transformer)
+        return adapter
 
     def _warm(self) -> None:
         params = {**self.config.default_sampling_params, "prompt": "a", "num_inference_steps": WARM_STEPS}
@@ -175,7 +187,9 @@ class DiffusionExecutor:
         self.adapter.forget(state)
 
     def close(self) -> None:
-        """The process ends with the model."""
+        """Let the peers end; the model ends with the process."""
+        if self._peers is not None:
+            self._peers.close(self.adapter.device)
 
 
 def _not_finite(state: DiffusionState) -> StageFailed:

@@ -23,6 +23,7 @@ from omni_async.errors import ConfigError
 from omni_async.stages.diffusion.adapter import Adapter
 from omni_async.stages.diffusion.features import apply_options
 from omni_async.stages.diffusion.options import Options
+from omni_async.stages.diffusion.parallel import parallelize
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ def load_adapter(config: StageConfig, options: Options, part: str = "") -> Adapt
         adapter.no_lora = "a pipeline of several stages takes no LoRA"
     if part in ("", "diffusion"):
         apply_options(adapter, options, config.devices[0])
+    if options.world_size > 1:
+        parallelize(adapter, options)
     return adapter
 
 
