@@ -53,7 +53,7 @@ def refuse_conflicts(fields: ImageFields) -> None:
         raise InvalidRequest(f"The seed of the last image, seed + n - 1, passes {MAX_SEED}.", param="seed")
 
 
-def image_of(fields: ImageFields, upload: Upload, seed: int) -> Image:
+def image_of(fields: ImageFields, upload: Upload, seed: int | None) -> Image:
     """The request for the engine."""
     options: dict[str, Any] = {name: getattr(fields, name) for name in ImageOptions.__struct_fields__}
     options["seed"] = seed

@@ -26,7 +26,8 @@ ALWAYS = ("num_inference_steps",)
 
 
 class Lora(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A LoRA adapter: a folder or safetensors file `path` on the server, applied with weight `scale`."""
+    """A LoRA adapter: a folder or safetensors file `path` on the server, applied with weight `scale`; errors
+    call it by its `name`."""
 
     path: str
     name: str = ""
@@ -111,7 +112,7 @@ class Image(ImageOptions, kw_only=True, frozen=True):
     def _resolve_lora(self, pipeline: ImageConfig, lora: Lora) -> dict[str, Any]:
         if "lora" not in pipeline.fields:
             raise InvalidRequest("lora is not supported by this model.", param="lora")
-        return {"path": lora.path, "scale": lora.scale}
+        return {"path": lora.path, "scale": lora.scale, "name": lora.name or lora.path.rsplit("/", 1)[-1]}
 
 
 def resolve_size(image: Image, pipeline: ImageConfig, max_pixels: int | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -76,7 +76,9 @@ def _metavar(kind: Any) -> str:
 
 
 def _is_json(kind: Any) -> bool:
-    return any(container in str(kind) for container in ("list[", "dict["))
+    if any(container in str(kind) for container in ("list[", "dict[")):
+        return True
+    return any(isinstance(each, type) and issubclass(each, msgspec.Struct) for each in get_args(kind))
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:

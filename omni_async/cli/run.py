@@ -6,31 +6,52 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from omni_async.api.image_fields import ImageFields, Upload, image_of, refuse_conflicts
 from omni_async.api.media_plan import FORMATS, MediaPlan, plan_media
 from omni_async.api.speech_fields import SpeechFields, speech_of
 from omni_async.cli import deployment, flags
 from omni_async.client import Omni
-from omni_async.config import Deployment, SpeechConfig
+from omni_async.config import Deployment
 from omni_async.errors import ConfigError
-from omni_async.outputs import AudioChunk
+from omni_async.image import ImageOptions
+from omni_async.outputs import AudioChunk, ImageChunk
 from omni_async.speech import SpeechOptions
 
 UNUSED_LIMITS = ("max_queue", "drain_timeout", "target_first_audio")
 """Of a server with many callers, some of whom listen while it speaks."""
+PICTURES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
+SHARED = ("model", "seed")
+"""Options of speech and of pictures alike."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Speak `--text` into `--output`, whose ending is the format."""
+    """Speak `--text`, or draw `--prompt`, into `--output`, whose ending is the format."""
     parser = deployment.make_parser("run", "Answer one request into a file.", without=UNUSED_LIMITS)
-    parser.add_argument("--text", required=True, help="what is to be spoken")
-    parser.add_argument("--output", required=True, type=Path, help=f"a file ending in {', '.join(FORMATS)}")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--text", help="what is to be spoken")
+    asked.add_argument("--prompt", help="what is to be drawn")
+    endings = ", ".join((*FORMATS, *PICTURES))
+    parser.add_argument("--output", required=True, type=Path, help=f"a file ending in {endings}")
     parser.add_argument("--sample-rate", type=int, metavar="HZ", help="8000 to 48000 (default: the model's)")
     flags.add_struct(parser, SpeechOptions, "how it is spoken", without=("model",))
+    flags.add_struct(parser, ImageOptions, "how it is drawn", without=SHARED)
     args, resolved = deployment.parse(parser, argv)
-    fields, speaks = _fields(args), _speaking(resolved)
+    if not args.output.parent.is_dir():
+        raise ConfigError(f"--output: there is no folder {args.output.parent}.")
+    return _speak(args, resolved) if args.prompt is None else _draw(args, resolved)
+
+
+def _speak(args: argparse.Namespace, resolved: Deployment) -> int:
+    _refuse_others(args, ImageOptions, "--text")
+    given = {"response_format": _ending(args, tuple(FORMATS)), "sample_rate": args.sample_rate}
+    fields = _fields(args, SpeechOptions, SpeechFields, given)
+    resolved = _only(resolved, "speech", "does not speak; --text")
+    speaks = resolved.pipelines[0].speech
+    assert speaks is not None
     plan = plan_media(fields, speaks.sample_rate)
     speech = speech_of(fields, args.text, gapless=False)
     speech.resolve(speaks)
@@ -41,26 +62,57 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _fields(args: argparse.Namespace) -> SpeechFields:
+def _draw(args: argparse.Namespace, resolved: Deployment) -> int:
+    from omni_async.api.image_codec import write_picture
+
+    _refuse_others(args, SpeechOptions, "--prompt")
+    if args.sample_rate is not None:
+        raise ConfigError("--sample-rate has no effect on --prompt.")
+    kind = PICTURES[_ending(args, tuple(PICTURES))]
+    fields = _fields(args, ImageOptions, ImageFields, {"prompt": args.prompt, "output_format": kind})
+    refuse_conflicts(fields)
+    resolved = _only(resolved, "image", "does not draw; --prompt")
+    draws = resolved.pipelines[0].image
+    assert draws is not None
+    request = image_of(fields, Upload(), fields.seed)
+    request.resolve(draws)
+    with Omni(resolved) as omni:
+        (picture,) = [chunk for chunk in omni.generate(request) if isinstance(chunk, ImageChunk)]
+    _write(args.output, write_picture(picture.pixels, kind, None))
+    height, width = picture.pixels.shape[:2]
+    print(f"{args.output}: {width}x{height}, seed {picture.seed}")
+    return 0
+
+
+def _refuse_others(args: argparse.Namespace, struct: type[msgspec.Struct], flag: str) -> None:
+    """A flag of the other kind of request would have no effect."""
+    for name in struct.__struct_fields__:
+        if name not in SHARED and getattr(args, name, None) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect on {flag}.")
+
+
+def _ending(args: argparse.Namespace, known: tuple[str, ...]) -> str:
+    ending = args.output.suffix[1:].lower()
+    if ending not in known:
+        raise ConfigError(f"--output must end in one of {', '.join(known)}.")
+    return ending
+
+
+def _fields(args: argparse.Namespace, options: Any, fields: Any, given: dict[str, Any]) -> Any:
     """What is asked for. Raises `ConfigError`, before any model is loaded."""
-    if not args.output.parent.is_dir():
-        raise ConfigError(f"--output: there is no folder {args.output.parent}.")
-    options = msgspec.structs.asdict(flags.to_struct(args, SpeechOptions))
-    wanted = {**options, "response_format": args.output.suffix[1:].lower(), "sample_rate": args.sample_rate}
-    if wanted["response_format"] not in FORMATS:
-        raise ConfigError(f"--output must end in one of {', '.join(FORMATS)}.")
     try:
-        return msgspec.convert(wanted, SpeechFields)
+        return msgspec.convert({**msgspec.structs.asdict(flags.to_struct(args, options)), **given}, fields)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{error}.") from None
 
 
-def _speaking(resolved: Deployment) -> SpeechConfig:
+def _only(resolved: Deployment, kind: str, lacks: str) -> Deployment:
+    """The deployment of the one pipeline that answers; the others need not be loaded."""
     for pipeline in resolved.pipelines:
-        if pipeline.speech is not None:
-            return pipeline.speech
+        if getattr(pipeline, kind) is not None:
+            return msgspec.structs.replace(resolved, pipelines=(pipeline,))
     names = ", ".join(pipeline.name for pipeline in resolved.pipelines)
-    raise ConfigError(f"{names} does not speak; --text needs a MODEL that does.")
+    raise ConfigError(f"{names} {lacks} needs a MODEL that does.")
 
 
 def _encode(chunks: Sequence[AudioChunk], plan: MediaPlan) -> bytes:

@@ -144,6 +144,8 @@ class _Server(uvicorn.Server):
 def _greeting(omni: AsyncOmni, listener: Listener) -> str:
     names = ", ".join(pipeline.name for pipeline in omni.pipelines)
     path, body, output = "v1/echo", '{"text": "Hello!"}', ""
+    if any(pipeline.image for pipeline in omni.pipelines):
+        path, body = "v1/images/generations", '{"prompt": "red apple"}'
     if any(pipeline.speech for pipeline in omni.pipelines):
         path, body, output = "v1/audio/speech", '{"input": "Hello!"}', " -o hello.wav"
     command = f"{listener.curl}{listener.url}/{path} -H 'Content-Type: application/json' -d '{body}'{output}"

@@ -34,6 +34,8 @@ class Adapter:
     negative prompt; above `scale_floor` it takes effect. `pads` says that rows of several sizes can share
     a forward pass, `lora_per_row` that rows of several LoRA adapters can. `vae_beside` says that
     the VAE must be on the transformer's device. `sample_rate` (Hz) is of families that make sound.
+    `network` is diffusers' class of the denoiser; `dispatches_attention` says that its attention has a choice
+    of backends.
     """
 
     guidance: ClassVar[Literal["separate", "uncond_first", "cond_first"]] = "separate"
@@ -44,7 +46,9 @@ class Adapter:
     default_length: ClassVar[int] = 256
     pads: ClassVar[bool] = False
     lora_per_row: ClassVar[bool] = True
+    network: ClassVar[str] = ""
     denoiser: ClassVar[str] = "transformer"
+    dispatches_attention: ClassVar[bool] = False
     needs_image: ClassVar[bool] = False
     vae_beside: ClassVar[bool] = False
     multiple_of: int = 16

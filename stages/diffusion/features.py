@@ -125,7 +125,7 @@ def _choose_attention(adapter: Adapter, options: Options, device: str) -> None:
         for module in adapter.transformer.modules()
         if hasattr(getattr(module, "processor", None), "_attention_backend")
     ]
-    if not modules:
+    if not adapter.dispatches_attention:
         raise ConfigError(f"{_name(adapter)}: its attention has no choice of backend.")
     try:
         if options.diffusion_attention_backend:

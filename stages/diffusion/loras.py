@@ -44,9 +44,9 @@ class Loras:
         """
         path = Path(spec.path)
         if not path.exists():
-            raise InvalidRequest(f"There is no LoRA at {spec.path}.", param="lora.path")
+            raise InvalidRequest(f"There is no file of {spec.name}.", param="lora.path")
         key = (str(path.resolve()), path.stat().st_mtime_ns, spec.scale)
-        name = self._names.pop(key, None) or self._load(path, spec.scale)
+        name = self._names.pop(key, None) or self._load(path, spec)
         self._names[key] = name
         self._users[name] = self._users.get(name, 0) + 1
         return name
@@ -56,21 +56,21 @@ class Loras:
         if name:
             self._users[name] -= 1
 
-    def _load(self, path: Path, scale: float) -> str:
+    def _load(self, path: Path, spec: LoraSpec) -> str:
         self._make_room()
         name = f"lora{next(self._numbers)}"
         try:
             self._pipe.load_lora_weights(str(path), adapter_name=name, use_safetensors=True)
         except Exception as error:
             self._forget(name)
-            message = f"{path.name} is no LoRA of this model: {type(error).__name__}: {error}"
+            message = f"{spec.name} is no LoRA of this model: {type(error).__name__}: {error}"
             raise InvalidRequest(message, param="lora") from error
         if not self._holders(name):
-            raise InvalidRequest(f"{path.name} has no weights for this model.", param="lora")
+            raise InvalidRequest(f"{spec.name} has no weights for this model.", param="lora")
         for holder in self._holders(name):
             for layer in holder.modules():
                 if isinstance(layer, LoraLayer) and name in layer.scaling:
-                    layer.set_scale(name, scale)
+                    layer.set_scale(name, spec.scale)
         self._active.clear()
         self._hook()
         return name

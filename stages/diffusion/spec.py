@@ -11,10 +11,11 @@ from omni_async.errors import ConfigError, InvalidRequest
 
 
 class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A LoRA's file or folder and its weight."""
+    """A LoRA's file or folder, its weight, and what errors call it."""
 
     path: str
     scale: float = 1.0
+    name: str = "the LoRA"
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,8 @@ async def test_models_lists_pipelines_and_their_aliases() -> None:
         ("tone-tts", "tone-tts"),
         ("tts-1", "tone-tts"),
         ("echo", "echo"),
+        ("patch", "patch"),
+        ("gpt-image-1", "patch"),
     ]
     assert all(card["object"] == "model" and card["created"] > 0 for card in answer["data"])
 

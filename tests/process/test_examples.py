@@ -75,3 +75,10 @@ def test_readme_blocks_run(speech_server: Server, tmp_path: Path, block: str) ->
         run("bash", "-ec", f"export PATH={path}\n{code}".replace("curl ", "curl -sSf "), cwd=tmp_path)
     else:
         run(sys.executable, "-c", code, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("block", [code for kind, code in BLOCKS if kind == "yaml"])
+def test_readme_deployments_are_valid(tmp_path: Path, block: str) -> None:
+    path = tmp_path / "deploy.yaml"
+    path.write_text(block)
+    run(sys.executable, "-m", "omni_async", "check", "--deploy-config", str(path))

@@ -14,8 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
+from tests.pictor_things import NAMES, nearest
 from tests.servers import ROOT, free_port, poll_until, serve
 
 SECONDS = 60.0
@@ -202,6 +205,22 @@ def test_run_answers_one_request_into_a_file_whose_ending_is_the_format(tmp_path
         assert file.getframerate() == 16000
         assert 0.2 < file.getnframes() / 16000 < 1.5
     assert list(tmp_path.iterdir()) == [output]
+
+
+def test_run_draws_a_picture_into_a_file(tmp_path: Path) -> None:
+    output = tmp_path / "apple.webp"
+    command = [sys.executable, "-m", "omni_async", "run", "--prompt", "red apple", "--output", str(output)]
+    done = subprocess.run(
+        [*command, "--size", "256x256", "--seed", "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "256x256, seed 3" in done.stdout
+    assert NAMES[nearest([np.asarray(Image.open(output))])[0]] == "red apple"
 
 
 def test_run_refuses_an_unknown_voice_before_it_loads_a_model(tmp_path: Path) -> None:

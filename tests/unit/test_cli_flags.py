@@ -17,6 +17,7 @@ from omni_async.cli import deployment, flags, main
 from omni_async.cli.help_texts import HELP
 from omni_async.config import ServerConfig, StageConfig
 from omni_async.errors import ConfigError
+from omni_async.image import ImageOptions
 from omni_async.speech import SpeechOptions
 
 STRUCTS = (ServerConfig, ApiConfig, SpeechOptions)
@@ -38,8 +39,10 @@ def refusal(struct: Any, *argv: str) -> str:
 
 
 def test_every_field_has_a_help_text_and_every_text_a_field() -> None:
-    fields = {(struct.__name__, name) for struct in STRUCTS for name in struct.__struct_fields__}
-    assert set(HELP) == fields - {("SpeechOptions", "model")}
+    structs = (*STRUCTS, ImageOptions)
+    fields = {(struct.__name__, name) for struct in structs for name in struct.__struct_fields__}
+    without = {("SpeechOptions", "model"), ("ImageOptions", "model"), ("ImageOptions", "seed")}
+    assert set(HELP) == fields - without
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
@@ -54,7 +57,7 @@ def test_every_field_of_a_limit_can_be_set(struct: Any) -> None:
         if field.type is bool:
             assert getattr(parse(struct, flag), field.name) is True
         elif field.type is not tuple and not isinstance(field.default, tuple):
-            assert getattr(parse(struct, flag, "7"), field.name) == 7
+            assert getattr(parse(struct, flag, "7"), field.name) == ("7" if field.type is str else 7)
 
 
 def test_a_repeated_flag_fills_a_tuple() -> None:
@@ -178,6 +181,11 @@ def test_check_takes_a_deploy_yaml(tmp_path: Path) -> None:
         (["run", "echo", "--text", "hi", "--output", "x.wav"], 2, "echo does not speak"),
         (["run", "echo", "--text", "hi", "--output", "x.doc"], 2, "--output must end in one of wav"),
         (["run", "echo", "--text", "hi", "--output", "nowhere/x.wav"], 2, "there is no folder nowhere"),
+        (["run", "--text", "hi", "--prompt", "cat", "--output", "x.wav"], 2, "not allowed with argument"),
+        (["run", "hibari", "--prompt", "cat", "--output", "x.png"], 2, "hibari does not draw"),
+        (["run", "--prompt", "cat", "--output", "x.wav"], 2, "--output must end in one of png"),
+        (["run", "--prompt", "cat", "--voice", "heart", "--output", "x.png"], 2, "--voice has no effect"),
+        (["run", "--text", "hi", "--size", "64x64", "--output", "x.wav"], 2, "--size has no effect"),
         (
             ["run", "echo", "--text", "hi", "--output", "x.wav", "--max-queue", "1"],
             2,

@@ -24,6 +24,8 @@ class Adapter(adapter.Adapter):
     """`guidance_scale` is an input of the network; a negative prompt takes a forward pass of its own and
     is weighed by `true_cfg_scale`. Pictures of several sizes are padded."""
 
+    network = "FluxTransformer2DModel"
+    dispatches_attention = True
     scale_name = "true_cfg_scale"
     default_length = 512
     pads = True

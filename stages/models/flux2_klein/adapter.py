@@ -21,6 +21,8 @@ MOST_PIXELS = 1024 * 1024
 class Adapter(adapter.Adapter):
     """Guided against the empty prompt, unless the model is distilled."""
 
+    network = "Flux2Transformer2DModel"
+    dispatches_attention = True
     vae_beside = True
 
     default_scale = 4.0

@@ -21,6 +21,8 @@ class Adapter(adapter.Adapter):
     """The prompt and the negative prompt in two forward passes; texts and pictures of several lengths
     padded."""
 
+    network = "QwenImageTransformer2DModel"
+    dispatches_attention = True
     scale_name = "true_cfg_scale"
     default_scale = 4.0
     default_negative = " "

@@ -16,6 +16,7 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 class Adapter(adapter.Adapter):
     """The prompt follows an instruction to elaborate it; the negative prompt does not."""
 
+    network = "SanaTransformer2DModel"
     guidance = "uncond_first"
     default_scale = 4.5
     default_length = 300

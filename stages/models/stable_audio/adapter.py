@@ -19,6 +19,7 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 class Adapter(adapter.Adapter):
     """Without a negative prompt a guided request is guided by zeros."""
 
+    network = "StableAudioDiTModel"
     guidance = "uncond_first"
     default_scale = 7.0
 

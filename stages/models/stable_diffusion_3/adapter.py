@@ -19,6 +19,7 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 class Adapter(adapter.Adapter):
     """Both rows of a guided request in one forward pass; several sizes padded to the largest."""
 
+    network = "SD3Transformer2DModel"
     guidance = "uncond_first"
     default_scale = 7.0
     pads = True

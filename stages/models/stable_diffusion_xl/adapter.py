@@ -16,6 +16,7 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 class Adapter(adapter.Adapter):
     """Without a negative prompt a guided request is guided by zeros, where the model asks for that."""
 
+    network = "UNet2DConditionModel"
     guidance = "uncond_first"
     default_scale = 5.0
     denoiser = "unet"

@@ -18,6 +18,8 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 class Adapter(adapter.Adapter):
     """Latents are `[1, channels, frames, height, width]`."""
 
+    network = "WanTransformer3DModel"
+    dispatches_attention = True
     default_scale = 5.0
     default_length = 512
 

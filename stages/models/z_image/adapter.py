@@ -18,6 +18,8 @@ from omni_async.stages.diffusion.state import DiffusionState, Encoding
 class Adapter(adapter.Adapter):
     """Guided away from the negative prompt, from a scale of 0 on."""
 
+    network = "ZImageTransformer2DModel"
+    dispatches_attention = True
     guidance = "cond_first"
     scale_floor = 0.0
     default_scale = 5.0
