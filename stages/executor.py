@@ -28,7 +28,7 @@ class StageRequest:
     request: int
     params: Mapping[str, Any]
     seed: int
-    tensors: Arrays = field(default_factory=dict)
+    tensors: Arrays = field(default_factory=dict[str, NDArray[Any]])
     public_id: str = ""
 
 
@@ -47,8 +47,8 @@ class Chunk:
 class StepOutput:
     """What one step made for one state. `duration` is seconds of media; `final` ends the request here."""
 
-    tensors: Arrays = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Arrays = field(default_factory=dict[str, NDArray[Any]])
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
     duration: float = 0.0
     final: bool = False
 

@@ -87,7 +87,7 @@ def die_with_parent(run_dir: Path) -> None:
     leave.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _leave(run_dir))
+    signal.signal(signal.SIGTERM, lambda number, frame: _leave(run_dir))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     threading.Thread(target=_watch_parent, args=(run_dir,), name="parent-watch", daemon=True).start()

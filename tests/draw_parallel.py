@@ -15,14 +15,14 @@ import psutil
 from omni_async.config import StageConfig
 from omni_async.stages.diffusion.executor import DiffusionExecutor
 from omni_async.stages.registry import create_executor
-from tests.stepping import Ask, ask, run
+from tests.stepping import Ask, ask, guided, run
 from tests.tiny.folders import tiny_folder
 
 
 def asks(family: str) -> list[Ask]:
     """Two requests of different lengths and sizes."""
-    scale = "true_cfg_scale" if family == "qwen_image" else "guidance_scale"
-    return [ask("a cat", **{scale: 4.0}), ask("a longer prompt", "64x96", steps=3, seed=1, **{scale: 3.0})]
+    longer = ask("a longer prompt", "64x96", steps=3, seed=1, **guided(family, 3.0))
+    return [ask("a cat", **guided(family, 4.0)), longer]
 
 
 def load(family: str, devices: tuple[str, ...] = ("cpu", "cpu"), **extras: Any) -> DiffusionExecutor:

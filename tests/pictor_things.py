@@ -21,7 +21,7 @@ def references() -> NDArray[np.float32]:
     """984 pictures, `[n, 32 · 32 · 3]` in [0, 1]; the first are those of the 207 things, in their order."""
     sheet = np.asarray(Image.open(SHEET), np.float32) / 255
     tiles = sheet.reshape(-1, SIDE, COLUMNS, SIDE, 3).swapaxes(1, 2).reshape(-1, SIDE * SIDE * 3)
-    return tiles[:ALL]
+    return tiles[:ALL].astype(np.float32)
 
 
 def nearest(pictures: Sequence[NDArray[np.uint8]]) -> list[int]:

@@ -49,6 +49,12 @@ def ask(prompt: str, size: str = "64x64", steps: int = 4, seed: int = 0, **param
     return Ask({"prompt": prompt, **shape, **params}, seed)
 
 
+def guided(family: str, scale: float) -> dict[str, Any]:
+    """The parameter that weighs the negative prompt."""
+    true_cfg = family in ("qwen_image", "qwen_image_edit")
+    return {"true_cfg_scale" if true_cfg else "guidance_scale": scale}
+
+
 def load_executor(
     folder: Path, family: str, *, deterministic: bool = False, **extras: Any
 ) -> DiffusionExecutor:

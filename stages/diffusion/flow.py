@@ -30,8 +30,8 @@ def shift_of(config: Any, tokens: int, *, max_shift: float = 1.15, max_tokens: i
 def set_timesteps(state: DiffusionState, device: Any, sigmas: Any = None, **arguments: Any) -> None:
     """Give the request's scheduler its steps."""
     steps = state.spec.num_inference_steps
-    timesteps, _ = retrieve_timesteps(state.scheduler, steps, device, sigmas=sigmas, **arguments)
-    state.timesteps = list(timesteps)
+    retrieve_timesteps(state.scheduler, steps, device, sigmas=sigmas, **arguments)
+    state.timesteps = list(state.scheduler.timesteps)
     state.index = 0
 
 

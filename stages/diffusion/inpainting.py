@@ -6,6 +6,8 @@ diffusers' image-to-image and inpainting pipelines of the same families do it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3_img2img import retrieve_latents
@@ -36,7 +38,7 @@ def begin_from_image(adapter: Adapter, state: DiffusionState) -> None:
         state.context |= {"image": image, "noise": noise, "mask": _mask(mask, image, spec.height, spec.width)}
 
 
-def _mask(mask: object, image: Tensor, height: int, width: int) -> Tensor:
+def _mask(mask: Any, image: Tensor, height: int, width: int) -> Tensor:
     processor = VaeImageProcessor(do_normalize=False, do_binarize=True, do_convert_grayscale=True)
     pixels = processor.preprocess(mask, height=height, width=width)
     return torch.nn.functional.interpolate(pixels, size=image.shape[-2:]).to(image)

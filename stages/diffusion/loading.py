@@ -69,7 +69,7 @@ def _hollow(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     found: dict[str, Any] = {}
     for name in names:
-        library, cls = index.get(name) or (None, None)
+        library, cls = index.get(name) or (None, "")
         if library is None:
             continue
         found[name] = None

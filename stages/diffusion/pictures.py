@@ -34,7 +34,9 @@ class LatentColours:
     """
 
     def __init__(self, latents: torch.Tensor, pictures: torch.Tensor) -> None:
-        small = torch.nn.functional.adaptive_avg_pool2d(pictures.float(), latents.shape[-2:])
+        small = torch.nn.functional.adaptive_avg_pool2d(
+            pictures.float(), (latents.shape[-2], latents.shape[-1])
+        )
         inputs = latents.float().movedim(1, -1).flatten(0, -2)
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
         self._map = torch.linalg.lstsq(inputs.cpu(), small.movedim(1, -1).flatten(0, -2).cpu()).solution

@@ -18,7 +18,7 @@ from omni_async.stages.diffusion import padding
 from omni_async.stages.diffusion.executor import DiffusionExecutor
 from omni_async.stages.models.flux_kontext import adapter as flux_kontext
 from omni_async.stages.models.qwen_image_edit import adapter as qwen_image_edit
-from tests.stepping import Ask, as_uint8, ask, furthest, load_executor, run
+from tests.stepping import Ask, as_uint8, ask, furthest, guided, load_executor, run
 from tests.tiny.folders import stock_pipeline, tiny_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,7 +55,7 @@ def stock(family: str) -> Any:
 
 def asks(family: str) -> list[Ask]:
     """Requests that differ in all that may differ within a batch."""
-    scale, takes_negative = SCALE.get(family, "guidance_scale"), not family.startswith("flux")
+    negative = {} if family.startswith("flux") else {"negative_prompt": "bad"}
     if family == "stable_audio":
         return [
             sound("a drum", 8.0, 4, 0),
@@ -70,12 +70,18 @@ def asks(family: str) -> list[Ask]:
         ]
         return [Ask(each.params, each.seed, {"image0": IMAGE}) for each in changed]
     found = [
-        ask("a cat", **{scale: 4.0}),
-        ask("a very long prompt about dogs", steps=6, seed=1, **{scale: 5.0}),
-        ask("sky", steps=3, seed=2, **{scale: 6.0}, **({"negative_prompt": "bad"} if takes_negative else {})),
-        ask("red car", steps=5, seed=3, **{scale: 1.0 if family != "z_image" else 0.0}),
-        ask("a boat", "96x64", steps=4, seed=4, **{scale: 3.0}),
-        ask("two boats", "32x128", steps=3, seed=5, **{scale: 3.0}),
+        ask("a cat", **guided(family, 4.0)),
+        ask("a very long prompt about dogs", steps=6, seed=1, **guided(family, 5.0)),
+        ask(
+            "sky",
+            steps=3,
+            seed=2,
+            **guided(family, 6.0),
+            **({"negative_prompt": "bad"} if takes_negative else {}),
+        ),
+        ask("red car", steps=5, seed=3, **guided(family, 1.0 if family != "z_image" else 0.0)),
+        ask("a boat", "96x64", steps=4, seed=4, **guided(family, 3.0)),
+        ask("two boats", "32x128", steps=3, seed=5, **guided(family, 3.0)),
     ]
     if family in ("flux", "flux_kontext"):
         found.append(ask("tree", steps=4, seed=6, negative_prompt="bush", true_cfg_scale=2.0))
@@ -136,11 +142,10 @@ def test_requests_that_join_a_running_batch_get_what_they_would_get_alone(family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompt_seed_and_guidance_each_change_the_answer(family: str) -> None:
     first = asks(family)[0]
-    scale = SCALE.get(family, "guidance_scale")
     others = [
         Ask({**first.params, "prompt": "an entirely different thing"}, first.seed, first.tensors),
         Ask(first.params, first.seed + 1, first.tensors),
-        Ask({**first.params, scale: 9.0}, first.seed, first.tensors),
+        Ask({**first.params, **guided(family, 9.0)}, first.seed, first.tensors),
     ]
     latents = [answer.latents for answer in run(executor(family), [first, *others])]
     for other in latents[1:]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omni_async.errors import ConfigError, InvalidRequest
 from omni_async.stages.diffusion.executor import DiffusionExecutor
-from tests.stepping import Ask, as_uint8, ask, load_executor, run
+from tests.stepping import Ask, as_uint8, ask, guided, load_executor, run
 from tests.tiny.folders import stock_pipeline, tiny_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,7 +25,7 @@ def load(family: str, **extras: Any) -> DiffusionExecutor:
 
 
 def request(family: str, steps: int = 4, seed: int = 0) -> Ask:
-    return ask("a cat", steps=steps, seed=seed, **{SCALE.get(family, "guidance_scale"): 4.0})
+    return ask("a cat", steps=steps, seed=seed, **guided(family, 4.0))
 
 
 def drawn(executor: DiffusionExecutor, *asks: Ask) -> list[NDArray[np.uint8]]:

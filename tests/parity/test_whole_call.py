@@ -66,12 +66,12 @@ def test_a_short_call_does_not_wait_for_the_end_of_a_long_one() -> None:
         request = StageRequest(request=number, params=ask("a cat", steps=steps).params, seed=0)
         batcher.add(number, executor.admit(request), due=0.0, window=1000)
     while batcher.rows:
-        (row,) = batcher.pick(0.0)
-        (result,) = executor.step([row.state])
+        states: list[Any] = [row.state for row in batcher.pick(0.0)]
+        (result,) = executor.step(states)
         assert not isinstance(result, Exception)
         if result and result[-1].final:
-            ended.append(row.state.request.request)
-            batcher.remove(row.state.request.request)
+            ended.append(states[0].request.request)
+            batcher.remove(states[0].request.request)
     assert ended == [1, 0]
 
 

@@ -31,7 +31,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("family", "extras"), KINDS)
-def test_two_processes_draw_what_one_draws(family: str, extras: dict[str, int], tmp_path: Path) -> None:
+def test_two_processes_draw_what_one_draws(family: str, extras: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "pictures.npz"
     words = [sys.executable, "-m", "tests.draw_parallel", family, json.dumps(extras), str(output)]
     subprocess.run(words, check=True, timeout=120, cwd=ROOT)
@@ -95,7 +95,7 @@ def test_what_cannot_be_parallel_is_refused_before_anything_is_started(
     [("stable_diffusion_3", {"ulysses_degree": 2}), ("flux", {"tensor_parallel_size": 2})],
 )
 def test_what_the_library_cannot_do_is_refused_and_leaves_no_process(
-    family: str, extras: dict[str, int]
+    family: str, extras: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be parallel"):
         load(family, **extras)

@@ -1,5 +1,8 @@
 """Diffusers pipelines of every family that the server steps, tiny and random."""
 
+# diffusers annotates tuples of any length as tuples of one, and leaves out parameters of base configs.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -37,12 +37,12 @@ class RowAttention(QwenDoubleStreamAttnProcessor2_0):
     def __call__(
         self,
         attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        encoder_hidden_states_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        hidden_states: Any,
+        encoder_hidden_states: Any = None,
+        encoder_hidden_states_mask: Any = None,
+        attention_mask: Any = None,
         image_rotary_emb: Any = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Any:
         """The picture's and the text's new hidden states."""
         rotations, text_rotations = image_rotary_emb
         if rotations.ndim == 2 and self.image_mask is None:
