@@ -55,7 +55,7 @@ def stock(family: str) -> Any:
 
 def asks(family: str) -> list[Ask]:
     """Requests that differ in all that may differ within a batch."""
-    negative = {} if family.startswith("flux") else {"negative_prompt": "bad"}
+    negative: dict[str, Any] = {} if family.startswith("flux") else {"negative_prompt": "bad"}
     if family == "stable_audio":
         return [
             sound("a drum", 8.0, 4, 0),
@@ -77,7 +77,7 @@ def asks(family: str) -> list[Ask]:
             steps=3,
             seed=2,
             **guided(family, 6.0),
-            **({"negative_prompt": "bad"} if takes_negative else {}),
+            **negative,
         ),
         ask("red car", steps=5, seed=3, **guided(family, 1.0 if family != "z_image" else 0.0)),
         ask("a boat", "96x64", steps=4, seed=4, **guided(family, 3.0)),
