@@ -56,7 +56,9 @@ class Harness:
         self.log += actions
         return actions
 
-    def submit(self, *, gapless: bool = True, timeout: float = 60.0, **params: Any) -> int:
+    def submit(
+        self, *, gapless: bool = True, timeout: float = 60.0, frames: tuple[bytes, ...] = (), **params: Any
+    ) -> int:
         self.keys += 1
         self.handle(
             Submit(
@@ -67,6 +69,8 @@ class Harness:
                 seed=self.keys,
                 gapless=gapless,
                 deadline=self.now + timeout,
+                tensors={f"image{i}": TensorRef("uint8", (len(f),), i) for i, f in enumerate(frames)},
+                frames=frames,
             )
         )
         return self.keys

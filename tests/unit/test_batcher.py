@@ -7,11 +7,16 @@ from omni_async.stages.executor import StageRequest, State
 
 
 class FixedCost(State):
-    """A state whose every step costs the same."""
+    """A state whose every step costs the same, of a group that others may be of too."""
 
-    def __init__(self, cost: int = 1) -> None:
+    def __init__(self, cost: int = 1, group: str = "") -> None:
         super().__init__(StageRequest(request=1, params={}, seed=0), has_upstream=False)
         self._cost = cost
+        self._group = group
+
+    @property
+    def batch_key(self) -> str:
+        return self._group
 
     @property
     def cost(self) -> int:
@@ -69,3 +74,26 @@ def test_a_row_without_credit_waits() -> None:
     assert picked(batcher) == [2.0]
     batcher.rows[0].credited = 1
     assert picked(batcher) == [1.0, 2.0]
+
+
+def test_a_step_takes_rows_of_one_group_and_groups_take_turns() -> None:
+    batcher = Batcher("round_robin", 8)
+    for index, group in enumerate("aabab"):
+        batcher.add(index, FixedCost(group=group), due=float(index), window=4)
+    assert [picked(batcher) for _ in range(4)] == [[0.0, 1.0, 3.0], [2.0, 4.0]] * 2
+
+
+def test_among_groups_that_wait_equally_long_the_most_urgent_goes_first() -> None:
+    batcher = Batcher("round_robin", 8)
+    for due, group in ((3.0, "a"), (1.0, "b"), (2.0, "a")):
+        batcher.add(int(due), FixedCost(group=group), due=due, window=4)
+    assert picked(batcher) == [1.0]
+    assert picked(batcher) == [2.0, 3.0]
+
+
+def test_a_row_that_joins_goes_before_those_that_were_served() -> None:
+    batcher = Batcher("round_robin", 1)
+    batcher.add(1, FixedCost(), due=1.0, window=9)
+    assert picked(batcher) == picked(batcher) == [1.0]
+    batcher.add(2, FixedCost(), due=2.0, window=9)
+    assert [picked(batcher) for _ in range(3)] == [[2.0], [1.0], [2.0]]

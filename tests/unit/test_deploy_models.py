@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omni_async import deploy, models
+from omni_async.config import ServerConfig
 from omni_async.errors import ConfigError
 from omni_async.models import Found
 
@@ -71,6 +72,26 @@ def test_a_checkpoint_that_no_folder_serves_needs_a_whole_deploy_config(tmp_path
     path.write_text("name: mine\nstages: [{stage_id: 0, name: s, kind: echo, final_output: true}]\n")
     (pipeline,) = deploy.load(model=model, deploy_config=path).pipelines
     assert (pipeline.name, pipeline.stages[0].model) == ("mine", model)
+
+
+def test_a_pattern_serves_what_no_folder_names(tmp_path: Path, folders: dict[str, dict[str, Any]]) -> None:
+    folders["any"] = {**folders["echo"], "matches": ["*Pipeline"]}
+    for name, folder in (("StableDiffusion3Pipeline", "picture_maker"), ("NewPipeline", "any")):
+        model = checkpoint(tmp_path, "model_index.json", _class_name=name)
+        assert models.find(model).folder == folder
+
+
+def test_weights_beside_a_pipeline_are_found_from_anywhere(folders: dict[str, dict[str, Any]]) -> None:
+    stage = {**folders["echo"]["stages"][0], "model": "./weights"}
+    folders["echo"] = {**folders["echo"], "stages": [stage]}
+    (pipeline,) = deploy.load(model="echo").pipelines
+    assert pipeline.stages[0].model == str(models.folder_of("echo") / "weights")
+
+
+def test_deterministic_reaches_every_stage() -> None:
+    for server, expected in ((ServerConfig(deterministic=True), True), (None, False)):
+        (pipeline,) = deploy.load(model="echo", server=server).pipelines
+        assert [stage.deterministic for stage in pipeline.stages] == [expected]
 
 
 def test_two_folders_that_serve_one_class_are_refused(

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from omni_async.errors import DeadlineExceeded, InvalidRequest, Overloaded, StageFailed
-from omni_async.events import FromWorker, Tick, WorkerDown, WorkerUp
+from omni_async.events import FromWorker, Send, Tick, WorkerDown, WorkerUp
 from omni_async.messages import Abort, Credit, Input, Output, Submit
 from tests.unit.builders import Harness, deliveries, ends, make_pipeline, sent
 
@@ -30,6 +30,20 @@ def test_a_request_goes_through_the_stages_and_ends_once() -> None:
     assert ends(last)[0].record.media_seconds == 1.0
     assert not sent(h.log, Abort)
     assert not h.scheduler.requests
+
+
+def test_the_arrays_of_a_request_go_to_each_stage_and_again_with_a_retry() -> None:
+    h = Harness(make_pipeline(talker={"num_replicas": 2}))
+    key = h.submit(frames=(b"pixels",))
+    h.output(key, "talker", 0)
+    opened = [each for each in h.log if isinstance(each, Send) and isinstance(each.message, Submit)]
+    again = h.handle(WorkerDown("p.talker.0", "killed"))
+    opened += [each for each in again if isinstance(each, Send) and isinstance(each.message, Submit)]
+    assert [each.replica for each in opened] == ["p.talker.0", "p.vocoder.0", "p.talker.1"]
+    for each in opened:
+        assert isinstance(each.message, Submit)
+        assert each.frames == (b"pixels",)
+        assert each.message.tensors["image0"].shape == (6,)
 
 
 def test_a_slot_given_back_goes_to_the_most_urgent_who_waits() -> None:
