@@ -10,8 +10,11 @@ import wave
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
+from tests.pictor_things import NAMES, nearest
 from tests.servers import ROOT, Server, command, free_port
 
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -43,6 +46,18 @@ def test_stream_to_file(speech_server: Server, tmp_path: Path) -> None:
     output = tmp_path / "story.wav"
     run(sys.executable, "examples/stream_to_file.py", "--url", speech_server.url, "--output", str(output))
     assert 5.0 < seconds(output) < 30.0
+
+
+def test_draw_with_previews(speech_server: Server, tmp_path: Path) -> None:
+    run(
+        sys.executable,
+        "examples/draw_with_previews.py",
+        *("--url", speech_server.url, "--prompt", "rocket", "--output-dir", str(tmp_path)),
+    )
+    names = ["picture", "preview0", "preview1", "preview2"]
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == names
+    picture = np.asarray(Image.open(tmp_path / "picture.png"))
+    assert NAMES[nearest([picture])[0]] == "rocket"
 
 
 def test_websocket_typing(speech_server: Server, tmp_path: Path) -> None:
