@@ -181,7 +181,8 @@ class Adapter:
         if self.guidance == "uncond_first":
             out = self.run([*uncond, *cond])
             negative, positive = out[: len(uncond)], out[len(uncond) :]
-        elif self.guidance == "cond_first":
+        elif self.guidance == "cond_first" or (uncond and not self.alone):
+            # One pass costs less than two; those who want the pipeline's own bits run alone.
             out = self.run([*cond, *uncond])
             positive, negative = out[: len(cond)], out[len(cond) :]
         else:

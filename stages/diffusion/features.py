@@ -51,8 +51,6 @@ def _refuse_pairs(options: Options) -> None:
         raise ConfigError(f"A compiled network (enforce_eager: false) cannot be combined with {other}.")
     if options.cache_config and not options.cache_backend:
         raise ConfigError("cache_config has no effect without cache_backend.")
-    if options.cfg_parallel_size > 1:
-        raise ConfigError("cfg_parallel_size: diffusers has no parallel guidance; only 1 is possible.")
 
 
 def _name(adapter: Adapter) -> str:
@@ -129,7 +127,7 @@ def _choose_attention(adapter: Adapter, options: Options, device: str) -> None:
         raise ConfigError(f"{_name(adapter)}: its attention has no choice of backend.")
     try:
         if options.diffusion_attention_backend:
-            adapter.transformer.set_attention_backend(options.diffusion_attention_backend)
+            _set_backend(adapter.transformer, options.diffusion_attention_backend)
         _choose_by_role(modules, options.attention_backends)
     except (ValueError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"attention backend: {error}") from None
@@ -137,6 +135,17 @@ def _choose_attention(adapter: Adapter, options: Options, device: str) -> None:
     if not all("native" in name for name in names):
         # Others take no mask.
         adapter.mixes_sizes = False
+
+
+def _set_backend(network: Any, name: str) -> None:
+    """For this network alone: the library would also change it for all others of the process."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    before, _ = _AttentionBackendRegistry.get_active_backend()
+    try:
+        network.set_attention_backend(name)
+    finally:
+        _AttentionBackendRegistry.set_active_backend(before)
 
 
 def _choose_by_role(modules: list[Any], backends: dict[str, str]) -> None:

@@ -63,6 +63,8 @@ def parallelize(adapter: Adapter, options: Options) -> None:
 
 def check_parallel(config: StageConfig, options: Options) -> None:
     """Raises `ConfigError` for what is not to be had."""
+    if options.cfg_parallel_size > 1:
+        raise ConfigError("cfg_parallel_size: diffusers has no parallel guidance; only 1 is possible.")
     contexts = options.ulysses_degree * options.ring_degree
     if contexts > 1 and options.tensor_parallel_size > 1:
         raise ConfigError(f"Stage {config.name}: context and tensor parallelism exclude each other.")
