@@ -70,7 +70,7 @@ class DiffusionExecutor:
         self.adapter.check(spec)
         return DiffusionState(request, spec, self.adapter, has_upstream=bool(self.config.inputs))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, states: Sequence[DiffusionState]) -> Sequence[StepResult]:
         """The next step of requests that are in the same phase."""
         work = {Phase.ENCODE: self._encode, Phase.DENOISE: self._denoise, Phase.DECODE: self._decode}
@@ -90,7 +90,7 @@ class DiffusionExecutor:
         if state.spec.lora is None or state.lora:
             return None
         try:
-            with torch.enable_grad():
+            with torch.inference_mode(False):
                 state.lora = self.adapter.loras.use(state.spec.lora)
         except Exception as error:
             return error
