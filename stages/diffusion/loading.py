@@ -56,8 +56,7 @@ def load_adapter(config: StageConfig, options: Options, part: str = "") -> Adapt
     if part:
         adapter.device = adapter.text_device = torch.device(config.devices[0])
         adapter.no_lora = "a pipeline of several stages takes no LoRA"
-    if part in ("", "diffusion"):
-        apply_options(adapter, options, config.devices[0])
+    apply_options(adapter, options, config.devices[0])
     if options.world_size > 1:
         parallelize(adapter, options)
     return adapter

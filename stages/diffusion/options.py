@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -61,3 +62,17 @@ def read_options(config: StageConfig) -> Options:
         return msgspec.convert(config.engine_extras, Options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"Stage {config.name}: engine_extras: {error}.") from None
+
+
+VAE_OPTIONS = ("vae_use_slicing", "vae_use_tiling")
+LOADING = ("dtype", "trust_remote_code")
+"""Options that concern every stage which loads weights."""
+
+
+def refuse_all_but(names: Sequence[str], options: Options, config: StageConfig, what: str) -> None:
+    """Raises `ConfigError` for an option beside `names` and `LOADING` that is set: it would have no effect
+    on `what`."""
+    usual = Options()
+    for name in Options.__struct_fields__:
+        if name not in (*names, *LOADING) and getattr(options, name) != getattr(usual, name):
+            raise ConfigError(f"Stage {config.name}: {name} cannot be combined with {what}.")

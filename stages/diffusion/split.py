@@ -14,7 +14,7 @@ from omni_async.stages.diffusion import media
 from omni_async.stages.diffusion.adapter import Adapter
 from omni_async.stages.diffusion.encodings import Encodings
 from omni_async.stages.diffusion.loading import load_adapter
-from omni_async.stages.diffusion.options import Options
+from omni_async.stages.diffusion.options import VAE_OPTIONS, Options, refuse_all_but
 from omni_async.stages.diffusion.spec import check_defaults, parse
 from omni_async.stages.diffusion.state import DiffusionState, Encoding, Phase
 from omni_async.stages.executor import StageRequest, StepOutput, StepResult
@@ -59,6 +59,7 @@ class TextEncoderExecutor:
 
     def load(self) -> None:
         """Load the text encoders, and encode a prompt."""
+        refuse_all_but(("prompt_cache_size",), self.options, self.config, "a stage of text encoders")
         check_defaults(self.config.default_sampling_params, self.config.name)
         self.adapter = load_adapter(self.config, self.options, "text_encoder")
         self.step([self.admit(StageRequest(request=0, params={"prompt": "a"}, seed=0))])
@@ -109,6 +110,7 @@ class VaeExecutor:
 
     def load(self) -> None:
         """Load the VAE."""
+        refuse_all_but(VAE_OPTIONS, self.options, self.config, "a stage that decodes")
         check_defaults(self.config.default_sampling_params, self.config.name)
         self.adapter: Adapter = load_adapter(self.config, self.options, "vae")
         self.adapter.alone = self.config.deterministic

@@ -21,7 +21,7 @@ from omni_async.errors import ConfigError, InvalidRequest
 from omni_async.stages.diffusion import pictures
 from omni_async.stages.diffusion.coroutine import Coroutine
 from omni_async.stages.diffusion.loading import load_components, load_pipeline
-from omni_async.stages.diffusion.options import Options
+from omni_async.stages.diffusion.options import Options, refuse_all_but
 from omni_async.stages.diffusion.spec import Spec, parse
 from omni_async.stages.executor import StageRequest, State, StepOutput, StepResult
 
@@ -62,24 +62,14 @@ class WholeCallExecutor:
 
     def load(self) -> None:
         """Load the pipeline. Raises `ConfigError`."""
-        self._refuse_options()
+        cached = self.options.cache_backend == "cache_dit"
+        allowed = ("cache_backend", "cache_config") if cached else ()
+        refuse_all_but(allowed, self.options, self.config, "whole calls of a pipeline")
         components = load_components(self.config)
         self.pipe: Any = load_pipeline(self.config, self.options, **components)
         if self.options.cache_backend == "cache_dit":
             _enable_cache_dit(self.pipe, self.options.cache_config)
         self._takes = inspect.signature(self.pipe.__call__).parameters
-
-    def _refuse_options(self) -> None:
-        """A whole call takes the settings of loading and of cache-dit; the others are of steps."""
-        kept = ("dtype", "trust_remote_code", "prompt_cache_size", "max_loras", "preview_method")
-        for name in Options.__struct_fields__:
-            value = getattr(self.options, name)
-            of_cache = name in ("cache_backend", "cache_config") and self.options.cache_backend == "cache_dit"
-            if name not in kept and not of_cache and value != getattr(Options(), name):
-                message = (
-                    f"Stage {self.config.name}: {name} cannot be combined with whole calls of a pipeline."
-                )
-                raise ConfigError(message)
 
     def _may_run(self, request: int) -> bool:
         return self._has_pipe in (None, request) or self.options.cache_backend is None

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from omni_async import AsyncOmni, AudioChunk, Image, ImageChunk, InvalidRequest, Progress, ServerConfig, Sound
-from omni_async.config import ImageConfig, SoundConfig
+from omni_async.config import ImageConfig, SoundConfig, StageConfig
 from omni_async.errors import ConfigError
+from omni_async.stages.registry import create_executor
 from tests.stepping import as_uint8
 from tests.tiny.folders import stock_pipeline, tiny_folder
 
@@ -103,6 +104,32 @@ async def test_a_family_that_needs_its_vae_before_cannot_be_split(tmp_path: Path
     path, server = deployment("flux_kontext", tmp_path, PICTURES), ServerConfig(single_process=True)
     with pytest.raises(ConfigError, match="cannot be split"):
         await AsyncOmni(deploy_config=path, server=server).start()
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "option", "value"),
+    [
+        ("text_encoder", (), "vae_use_tiling", True),
+        ("vae", ("denoise",), "quantization", "int8"),
+        ("diffusion", ("text",), "preview_method", "latent"),
+        ("diffusion", ("text",), "vae_use_slicing", True),
+    ],
+)
+def test_a_setting_of_another_stage_is_refused(
+    kind: str, inputs: tuple[str, ...], option: str, value: Any
+) -> None:
+    config = StageConfig(
+        stage_id=0,
+        name="s",
+        kind=kind,
+        inputs=inputs,
+        final_output=kind == "vae",
+        model=str(tiny_folder("flux")),
+        model_arch="flux",
+        engine_extras={option: value},
+    )
+    with pytest.raises(ConfigError, match=f"{option} cannot be combined"):
+        create_executor(config).load()
 
 
 def test_the_configs_of_what_is_answered_are_public() -> None:

@@ -137,6 +137,7 @@ def test_cache_dit_runs_one_call_after_the_other_each_as_if_alone() -> None:
     [
         ({"cache_backend": "first_block"}, "cache_backend cannot be combined"),
         ({"ulysses_degree": 2}, "ulysses_degree cannot be combined"),
+        ({"preview_method": "latent"}, "preview_method cannot be combined"),
         ({"cache_backend": "cache_dit", "cache_config": {"Fn_compute": 1}}, "Fn_compute"),
     ],
 )
