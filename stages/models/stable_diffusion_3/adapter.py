@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from omni_async.errors import InvalidRequest
 from omni_async.stages.diffusion import adapter, flow
 from omni_async.stages.diffusion.adapter import Row, Tensor
 from omni_async.stages.diffusion.forwarding import replace_forward
 from omni_async.stages.diffusion.inpainting import begin_from_image, keep_unmasked
 from omni_async.stages.diffusion.padding import KeyMask
+from omni_async.stages.diffusion.spec import Spec
 from omni_async.stages.diffusion.state import DiffusionState, Encoding
 
 
@@ -30,6 +32,14 @@ class Adapter(adapter.Adapter):
         self.multiple_of = pipe.vae_scale_factor * self.patch
         self._sizes: list[tuple[int, int]] = []
         self._embed = replace_forward(pipe.transformer.pos_embed, self._embed_sizes)
+
+    def check(self, spec: Spec) -> None:
+        """No larger than the network has positions for."""
+        super().check(spec)
+        most = self.transformer.config.pos_embed_max_size * self.multiple_of
+        if max(spec.width, spec.height) > most:
+            message = f"This model makes pictures of at most {most}x{most}."
+            raise InvalidRequest(message, param="size", code="unsupported_size")
 
     def encode_texts(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
         """`embeds` `[1, tokens, width]` and `pooled` `[1, width]` of each text."""
@@ -55,6 +65,9 @@ class Adapter(adapter.Adapter):
         flow.set_timesteps(state, self.device, **arguments)
         if "image0" in state.request.tensors:
             begin_from_image(self, state)
+            if "image" in state.context:
+                # As the library's inpainting lays it out; the VAE's bits depend on that.
+                state.context["image"] = state.context["image"].contiguous()
             return
         channels, dtype = pipe.transformer.config.in_channels, state.cond["embeds"].dtype
         size = (spec.height, spec.width)
