@@ -71,6 +71,11 @@ class Adapter:
         """The network that is run once a step."""
         return getattr(self.pipe, self.denoiser)
 
+    @property
+    def networks(self) -> list[Any]:
+        """All networks that steps run: `transformer`, and others where a family has them for some steps."""
+        return [self.transformer]
+
     def check(self, spec: Spec) -> None:
         """Raises `InvalidRequest` for what the family cannot do."""
         step = self.multiple_of
@@ -213,7 +218,10 @@ class Adapter:
         if not flows and "Euler" not in type(scheduler).__name__:
             return state.latents
         begin = len(scheduler.sigmas) - 1 - len(state.timesteps)
-        return state.latents - scheduler.sigmas[begin + state.index].to(self.device) * prediction
+        sigma = scheduler.sigmas[begin + state.index].to(self.device)
+        if scheduler.config.get("prediction_type") == "v_prediction":
+            return state.latents / (sigma**2 + 1) - prediction * sigma / (sigma**2 + 1) ** 0.5
+        return state.latents - sigma * prediction
 
     def spatial(self, latents: Tensor, state: DiffusionState) -> Tensor | None:
         """The latents as `[rows, channels, height, width]`; None where they are no picture."""

@@ -65,7 +65,7 @@ def _place_components(adapter: Adapter, options: Options, device: str) -> None:
         if name not in parts:
             known = ", ".join(parts)
             raise ConfigError(f"component_devices.{name}: {_name(adapter)} has {known}.")
-        if parts[name] is adapter.transformer or (name == "vae" and adapter.vae_beside):
+        if any(parts[name] is each for each in adapter.networks) or (name == "vae" and adapter.vae_beside):
             raise ConfigError(f"component_devices.{name}: it runs where the stage does, on {device}.")
         parts[name].to(_device(place))
     encoders = {str(part.device) for name, part in parts.items() if name.startswith("text_encoder")}
@@ -88,16 +88,18 @@ def _quantize(adapter: Adapter, options: Options, device: str) -> None:
     as they are used, by diffusers."""
     if options.quantization == "fp8_layerwise":
         dtype = adapter.transformer.dtype
-        adapter.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=dtype)
+        for network in adapter.networks:
+            network.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=dtype)
         return
     try:
         from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError:
         raise ConfigError("quantization needs torchao: omni_async[diffusion-tools].") from None
-    quantize_(
-        adapter.transformer,
-        Int8WeightOnlyConfig() if options.quantization == "int8" else Float8WeightOnlyConfig(),
-    )
+    for network in adapter.networks:
+        quantize_(
+            network,
+            Int8WeightOnlyConfig() if options.quantization == "int8" else Float8WeightOnlyConfig(),
+        )
     adapter.no_lora = f"{options.quantization} weights take no LoRA"
 
 
@@ -120,14 +122,16 @@ def _choose_attention(adapter: Adapter, options: Options, device: str) -> None:
     """`diffusion_attention_backend` for all attention, `attention_backends` by role: self, cross, joint."""
     modules = [
         module
-        for module in adapter.transformer.modules()
+        for network in adapter.networks
+        for module in network.modules()
         if hasattr(getattr(module, "processor", None), "_attention_backend")
     ]
     if not adapter.dispatches_attention:
         raise ConfigError(f"{_name(adapter)}: its attention has no choice of backend.")
     try:
         if options.diffusion_attention_backend:
-            _set_backend(adapter.transformer, options.diffusion_attention_backend)
+            for network in adapter.networks:
+                _set_backend(network, options.diffusion_attention_backend)
         _choose_by_role(modules, options.attention_backends)
     except (ValueError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"attention backend: {error}") from None
@@ -170,14 +174,17 @@ def _role(module: Any) -> str:
 
 
 def _cache(adapter: Adapter, options: Options, device: str) -> None:
+    if len(adapter.networks) > 1:
+        raise ConfigError(f"cache_backend: {_name(adapter)} has several networks, and a cache is of one.")
     adapter.cache = StepCache(adapter.transformer, options.cache_backend or "", options.cache_config)
     adapter.alone = True
 
 
 def _offload_layers(adapter: Adapter, options: Options, device: str) -> None:
-    adapter.transformer.enable_group_offload(
-        onload_device=torch.device(device), offload_device=torch.device("cpu"), offload_type="leaf_level"
-    )
+    for network in adapter.networks:
+        network.enable_group_offload(
+            onload_device=torch.device(device), offload_device=torch.device("cpu"), offload_type="leaf_level"
+        )
 
 
 def _offload_components(adapter: Adapter, options: Options, device: str) -> None:
@@ -187,4 +194,5 @@ def _offload_components(adapter: Adapter, options: Options, device: str) -> None
 
 
 def _compile(adapter: Adapter, options: Options, device: str) -> None:
-    adapter.transformer.compile(dynamic=True)
+    for network in adapter.networks:
+        network.compile(dynamic=True)

@@ -43,6 +43,10 @@ def parallelize(adapter: Adapter, options: Options) -> None:
     if adapter.device.type == "cpu":
         # diffusers divides ranks by the number of accelerators, which is 0 here.
         torch.accelerator.device_count = lambda: 1
+    if len(adapter.networks) > 1:
+        raise ConfigError(
+            f"{type(adapter.pipe).__name__} has several networks, and only one can be parallel."
+        )
     settings: Any = None
     if options.tensor_parallel_size > 1:
         settings = TensorParallelConfig(tp_degree=options.tensor_parallel_size)

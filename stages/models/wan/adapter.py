@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from omni_async.errors import InvalidRequest
+from omni_async.errors import ConfigError, InvalidRequest
 from omni_async.stages.diffusion import adapter
 from omni_async.stages.diffusion.adapter import Row, Tensor
 from omni_async.stages.diffusion.spec import Spec
@@ -24,19 +24,32 @@ class Adapter(adapter.Adapter):
     default_length = 512
 
     def __init__(self, pipe: Any) -> None:
+        if pipe.transformer is None or (pipe.config.boundary_ratio is not None) != (
+            pipe.transformer_2 is not None
+        ):
+            raise ConfigError("Wan runs with one network, or with two and the boundary between them.")
         super().__init__(pipe)
         self.multiple_of = pipe.vae_scale_factor_spatial * pipe.transformer.config.patch_size[1]
         ratio = pipe.config.boundary_ratio
         self._boundary = None if ratio is None else ratio * pipe.scheduler.config.num_train_timesteps
+        if ratio is not None:
+            self.no_lora = "a LoRA changes one of this model's two networks"
+
+    @property
+    def networks(self) -> list[Any]:
+        """Both experts."""
+        return [each for each in (self.pipe.transformer, self.pipe.transformer_2) if each is not None]
 
     def check(self, spec: Spec) -> None:
-        """The VAE makes one frame, and then several a latent."""
+        """The VAE makes one frame, and then several a latent; previews are of single pictures."""
         super().check(spec)
         every = self.pipe.vae_scale_factor_temporal
-        if spec.num_frames % every != 1 % every:
-            near = spec.num_frames // every * every + 1
+        if spec.num_frames < 1 or spec.num_frames % every != 1 % every:
+            near = max(spec.num_frames, 0) // every * every + 1
             message = f"num_frames must be a multiple of {every} and 1 more; the nearest is {near}."
             raise InvalidRequest(message, param="num_frames")
+        if spec.partial_images and spec.num_frames > 1:
+            raise InvalidRequest("A film has no previews.", param="partial_images")
 
     def encode_texts(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
         """`embeds` `[1, tokens, width]` of each text."""
