@@ -31,7 +31,10 @@ class Sound(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
         """The parameters for the stages. Raises `InvalidRequest` naming the field at fault."""
         if not self.prompt.strip():
             raise InvalidRequest("prompt is blank.", param="prompt")
-        seconds = self.seconds or pipeline.max_seconds
+        seconds = self.seconds or pipeline.max_seconds - (self.audio_start_in_s or 0.0)
+        if seconds <= 0:
+            message = f"audio_start_in_s must be below {pipeline.max_seconds:g}, the seconds that are made."
+            raise InvalidRequest(message, param="audio_start_in_s")
         if seconds > pipeline.max_seconds:
             message = f"This model makes at most {pipeline.max_seconds:g} s."
             raise InvalidRequest(message, param="seconds")

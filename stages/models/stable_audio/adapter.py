@@ -13,15 +13,17 @@ from omni_async.errors import InvalidRequest
 from omni_async.stages.diffusion import adapter
 from omni_async.stages.diffusion.adapter import Row, Tensor
 from omni_async.stages.diffusion.spec import Spec
-from omni_async.stages.diffusion.state import DiffusionState, Encoding
+from omni_async.stages.diffusion.state import DiffusionState, Encoding, Phase
 
 
 class Adapter(adapter.Adapter):
-    """Without a negative prompt a guided request is guided by zeros."""
+    """Without a negative prompt a guided request is guided by zeros. Sounds of several lengths share steps:
+    the network always makes the whole window, of which each is cut."""
 
     network = "StableAudioDiTModel"
     guidance = "uncond_first"
     default_scale = 7.0
+    pads = True
 
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe)
@@ -34,10 +36,14 @@ class Adapter(adapter.Adapter):
         return self.transformer.config.sample_size * vae.hop_length / vae.config.sampling_rate
 
     def check(self, spec: Spec) -> None:
-        """No more than the model's window."""
+        """Nothing before or after the model's window, of which the library would cut less than is asked."""
         super().check(spec)
-        if spec.seconds > self.longest:
-            raise InvalidRequest(f"This model makes at most {self.longest:g} s.", param="seconds")
+        begin, longest = spec.audio_start_in_s, self.longest
+        if not 0 <= spec.seconds <= longest:
+            raise InvalidRequest(f"This model makes at most {longest:g} s.", param="seconds")
+        if begin < 0 or begin >= longest or begin + spec.seconds > longest:
+            message = f"audio_start_in_s and seconds must be within the {longest:g} s that this model makes."
+            raise InvalidRequest(message, param="audio_start_in_s")
 
     def encode_texts(self, texts: Sequence[str], state: DiffusionState) -> list[Encoding]:
         """`embeds` `[1, tokens, width]` of each text."""
@@ -49,9 +55,7 @@ class Adapter(adapter.Adapter):
         spec, network = state.spec, self.transformer
         state.generator = self.new_generator(state)
         state.scheduler = self.new_scheduler()
-        begin, end = self.pipe.encode_duration(
-            spec.audio_start_in_s, spec.audio_start_in_s + self._seconds(spec), self.device, False, 1
-        )
+        begin, end = self.pipe.encode_duration(spec.audio_start_in_s, self._end(spec), self.device, False, 1)
         state.cond = _with_times(state.cond["embeds"], begin, end)
         if state.uncond is not None:
             negative = state.uncond["embeds"]
@@ -67,20 +71,20 @@ class Adapter(adapter.Adapter):
         )
         state.context["step"] = pipe.prepare_extra_step_kwargs(state.generator, 0.0)
 
-    def _seconds(self, spec: Spec) -> float:
-        return spec.seconds or self.longest
+    def _end(self, spec: Spec) -> float:
+        return spec.audio_start_in_s + spec.seconds if spec.seconds else self.longest
 
     def step_arguments(self, state: DiffusionState) -> dict[str, Any]:
         """The generator of the noise that the scheduler adds."""
         return state.context["step"]
 
     def group(self, state: DiffusionState) -> tuple[Hashable, ...]:
-        """Sounds of one length."""
-        return (state.spec.seconds, state.spec.audio_start_in_s)
+        """Sounds of any length until they are cut."""
+        return self.group_of_media(state) if state.phase is Phase.DECODE else ()
 
     def group_of_media(self, state: DiffusionState) -> tuple[Hashable, ...]:
-        """Sounds of one length."""
-        return self.group(state)
+        """Sounds of one cut."""
+        return (state.spec.seconds, state.spec.audio_start_in_s)
 
     def forward(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """The network's outputs, `[1, channels, length]` each."""
@@ -109,7 +113,7 @@ class Adapter(adapter.Adapter):
         vae, spec = self.pipe.vae, state.spec
         sound = vae.decode(latents.to(vae.device, vae.dtype)).sample
         begin = int(spec.audio_start_in_s * vae.config.sampling_rate)
-        end = int((spec.audio_start_in_s + self._seconds(spec)) * vae.config.sampling_rate)
+        end = int(self._end(spec) * vae.config.sampling_rate)
         return sound[:, :, begin:end].transpose(1, 2).float().cpu().contiguous().numpy()
 
 

@@ -24,7 +24,7 @@ class Adapter(adapter.Adapter):
 
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe)
-        self.multiple_of = pipe.vae_scale_factor * 2 ** (len(pipe.unet.config.block_out_channels) - 1)
+        self.multiple_of = pipe.vae_scale_factor
         if pipe.vae.dtype == torch.float16 and pipe.vae.config.force_upcast:
             pipe.vae.to(dtype=torch.float32)
 
@@ -93,6 +93,8 @@ class Adapter(adapter.Adapter):
     def decode(self, latents: Tensor, state: DiffusionState) -> Tensor:
         """Pictures, float `[rows, 3, height, width]`."""
         config = self.pipe.vae.config
+        if config.force_upcast:
+            latents = latents.to(self.pipe.vae.dtype)
         mean, deviation = config.get("latents_mean"), config.get("latents_std")
         if mean is None or deviation is None:
             return self.vae_decode(latents / config.scaling_factor)
