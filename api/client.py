@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+from omni_async.chat import Chat
 from omni_async.config import PipelineConfig
 from omni_async.echo import Echo
 from omni_async.image import Image
@@ -13,7 +14,7 @@ from omni_async.sound import Sound
 from omni_async.speech import Speech
 from omni_async.status import Health, RequestRecord
 
-Request = Speech | Image | Sound | Echo
+Request = Speech | Image | Sound | Chat | Echo
 Chunk = AudioChunk | ImageChunk | VideoChunk | TextChunk | Progress
 
 

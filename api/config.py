@@ -30,6 +30,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_edit_images: Count = 4
     max_image_pixels: Annotated[int, Meta(ge=1, le=178_956_970)] = 16 * 1024 * 1024
     max_generated_image_size: Count = 2048 * 2048
+    max_media_parts: Count = 32
+    max_audio_seconds: Seconds = 600.0
+    max_video_frames: Count = 128
     allowed_lora_path: str = ""
     allowed_media_domains: tuple[str, ...] = ()
     allowed_local_media_path: str = ""

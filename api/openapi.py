@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from omni_async.api.chat import ChatAnswer, ChatEvent
+from omni_async.api.chat_fields import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from omni_async.api.completions import CompletionAnswer
 from omni_async.api.echo import EchoAnswer, EchoBody
 from omni_async.api.errors import ErrorBody
 from omni_async.api.exchange import send_body
@@ -18,6 +21,7 @@ from omni_async.api.session_messages import ClientMessage, ServerEvent
 from omni_async.api.speech import AudioDelta, AudioEnd, AudioError
 from omni_async.api.speech_batch import BatchAnswer
 from omni_async.api.speech_fields import BatchBody, BatchItem, SpeechBody
+from omni_async.api.tokens import Detokenized, Tokenized
 from omni_async.api.voices import VoiceList
 from omni_async.status import Health
 
@@ -61,6 +65,7 @@ def openapi_document(*, has_echo: bool) -> Json:
         **_speech_paths(),
         **_voice_paths(),
         **_image_paths(),
+        **_language_paths(),
         **_ops_paths(),
         **(_echo_paths() if has_echo else {}),
     }
@@ -79,6 +84,8 @@ def openapi_document(*, has_echo: bool) -> Json:
 def _schemas() -> Json:
     types = (SpeechBody, BatchBody, BatchItem, BatchAnswer, AudioDelta, AudioEnd, AudioError, VoiceList)
     types += (ImageFields, ImageAnswer, ImageEvent, ImageErrorEvent)
+    types += (ChatBody, ChatAnswer, ChatEvent, CompletionBody, CompletionAnswer)
+    types += (TokenizeBody, Tokenized, DetokenizeBody, Detokenized)
     other = (ErrorBody, ModelList, Health, Alive, Version, EchoBody, EchoAnswer)
     _, schemas = msgspec.json.schema_components((*types, *other), ref_template=_TEMPLATE)
     for name, union in (("ClientMessage", ClientMessage), ("ServerEvent", ServerEvent)):
@@ -150,6 +157,21 @@ def _image_paths() -> Json:
     edit["requestBody"] = {"required": True, "content": _content("ImageForm", "multipart/form-data")}
     draw = _operation("Draw pictures", answer, _WORK, "ImageFields")
     return {"/v1/images/generations": {"post": draw}, "/v1/images/edits": {"post": edit}}
+
+
+def _language_paths() -> Json:
+    events = {"text/event-stream": {"schema": {"$ref": _TEMPLATE.format(name="ChatEvent")}}}
+    chat = _operation("Continue a conversation", {**_content("ChatAnswer"), **events}, _WORK, "ChatBody")
+    events = {"text/event-stream": {"schema": {"$ref": _TEMPLATE.format(name="CompletionAnswer")}}}
+    more = _operation("Continue a text", {**_content("CompletionAnswer"), **events}, _WORK, "CompletionBody")
+    tokens = _operation("Text to tokens", _content("Tokenized"), _WORK, "TokenizeBody")
+    text = _operation("Tokens to text", _content("Detokenized"), _WORK, "DetokenizeBody")
+    return {
+        "/v1/chat/completions": {"post": chat},
+        "/v1/completions": {"post": more},
+        "/tokenize": {"post": tokens},
+        "/detokenize": {"post": text},
+    }
 
 
 def _ops_paths() -> Json:

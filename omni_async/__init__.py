@@ -9,8 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from omni_async.chat import Chat
     from omni_async.client import AsyncOmni, Omni
     from omni_async.config import (
+        ChatConfig,
         Deployment,
         ImageConfig,
         PipelineConfig,
@@ -39,7 +41,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "client": ("AsyncOmni", "Omni"),
+    "chat": ("Chat",),
     "config": (
+        "ChatConfig",
         "Deployment",
         "ImageConfig",
         "PipelineConfig",
@@ -69,6 +73,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AsyncOmni",
     "AudioChunk",
+    "Chat",
+    "ChatConfig",
     "ConfigError",
     "DeadlineExceeded",
     "Deployment",

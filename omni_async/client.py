@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from omni_async import deploy
+from omni_async.chat import Chat
 from omni_async.config import Deployment, PipelineConfig, ServerConfig
 from omni_async.echo import Echo
 from omni_async.engine import Engine, Observer
@@ -25,13 +26,14 @@ from omni_async.stream import Delivery, ResultStream
 
 log = logging.getLogger(__name__)
 
-Request = Speech | Image | Sound | Echo
+Request = Speech | Image | Sound | Chat | Echo
 Chunk = AudioChunk | ImageChunk | VideoChunk | TextChunk | Progress
-KINDS: dict[type, str] = {Speech: "speech", Image: "image", Sound: "sound", Echo: "echo"}
+KINDS: dict[type, str] = {Speech: "speech", Image: "image", Sound: "sound", Chat: "chat", Echo: "echo"}
 ROUTES = {
     "speech": "/v1/audio/speech",
     "image": "/v1/images/generations",
     "sound": "AsyncOmni.generate(Sound(…))",
+    "chat": "/v1/chat/completions",
     "echo": "/v1/echo",
 }
 
@@ -140,9 +142,10 @@ class AsyncOmni:
             resolve(request, pipeline),
             request_id=request_id or new_id(),
             seed=None if isinstance(request, Echo) else request.seed,
-            gapless=request.gapless if isinstance(request, Speech) else True,
+            gapless=request.gapless if isinstance(request, Speech | Chat) else True,
             timeout=timeout,
             arrays=media_of(request),
+            outputs=request.outputs(pipeline.chat) if isinstance(request, Chat) and pipeline.chat else (),
         )
         engine = self._engine
         try:
@@ -169,11 +172,17 @@ def resolve(request: Request, pipeline: PipelineConfig) -> dict[str, Any]:
     """The stages' parameters. Raises `InvalidRequest`."""
     if isinstance(request, Echo):
         return request.resolve()
+    if isinstance(request, Chat):
+        assert pipeline.chat is not None
+        return request.resolve(pipeline.chat, [stage.name for stage in pipeline.stages])
     return request.resolve(getattr(pipeline, KINDS[type(request)]))
 
 
 def media_of(request: Request) -> dict[str, Any]:
-    """The arrays that go with the request: its images as `image0`, `image1`, … and its `mask`."""
+    """The arrays that go with the request: a conversation's media by name; a picture's images as `image0`,
+    `image1`, … and its `mask`."""
+    if isinstance(request, Chat):
+        return dict(request.media)
     if not isinstance(request, Image):
         return {}
     arrays = {f"image{index}": pixels for index, pixels in enumerate(request.images)}
@@ -185,15 +194,15 @@ def to_chunk(delivery: Delivery, stream: ResultStream, pipeline: PipelineConfig)
     arrays, meta, request_id = delivery.arrays, delivery.meta, stream.request_id
     try:
         if "pcm" in arrays:
-            heard = pipeline.speech or pipeline.sound
-            assert heard is not None, "a pipeline without speech or sound sent pcm"
+            heard = pipeline.speech or pipeline.sound or pipeline.chat
+            assert heard is not None, "a pipeline without a voice sent pcm"
             return AudioChunk(request_id, arrays["pcm"], meta.get("sample_rate", heard.sample_rate))
         if "pixels" in arrays:
             return _image(request_id, arrays["pixels"], meta)
         if "frames" in arrays:
             return VideoChunk(request_id, arrays["frames"], meta["fps"], meta["seed"])
         if "text" in meta:
-            return TextChunk(request_id, meta["text"])
+            return TextChunk(request_id, meta["text"], meta)
         return Progress(request_id, meta["step"], meta["steps"])
     except KeyError as error:
         message = f"Stage {delivery.stage} sent a chunk without {error}."

@@ -113,6 +113,23 @@ class SoundConfig(_Config, frozen=True, kw_only=True):
     fields: tuple[str, ...] = ()
 
 
+class ChatConfig(_Config, frozen=True, kw_only=True):
+    """What a conversation may hold and what comes back.
+
+    `modalities` maps each that the pipeline answers with to the stage that makes it; `text` is always one.
+    `inputs` are what messages may bring beside text: `image`, `audio`, `video`. The voices are of a
+    pipeline that speaks.
+    """
+
+    modalities: dict[str, str]
+    default_modalities: tuple[str, ...] = ("text",)
+    inputs: tuple[str, ...] = ()
+    voices: tuple[str, ...] = ()
+    default_voice: str = ""
+    voice_aliases: dict[str, str] = {}
+    sample_rate: Positive = 24000
+
+
 class PipelineConfig(_Config, frozen=True, kw_only=True):
     """One served model: a graph of stages and what it answers to."""
 
@@ -126,6 +143,7 @@ class PipelineConfig(_Config, frozen=True, kw_only=True):
     speech: SpeechConfig | None = None
     image: ImageConfig | None = None
     sound: SoundConfig | None = None
+    chat: ChatConfig | None = None
     echo: bool = False
 
 

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from omni_async.config import (
+    ChatConfig,
     EdgeConfig,
     ImageConfig,
     PipelineConfig,
@@ -61,12 +62,15 @@ class _Loader(yaml.SafeLoader):
         return cast(dict[Any, Any], super().construct_mapping(node, deep))
 
 
+_ANSWERS = {"speech": SpeechConfig, "image": ImageConfig, "sound": SoundConfig, "chat": ChatConfig}
+
+
 def _check(value: Any, more: Collection[str], path: str = "") -> Tree:
     tree = check_mapping(value, (*_fields(PipelineConfig), *more), path)
     _each_stage(tree, path)
     for index, edge in enumerate(_list(tree, "edges", path)):
         _check_edge(edge, f"{path}edges[{index}]")
-    for key, struct in (("speech", SpeechConfig), ("image", ImageConfig), ("sound", SoundConfig)):
+    for key, struct in _ANSWERS.items():
         if tree.get(key) is not None:
             check_mapping(tree[key], _fields(struct), f"{path}{key}.")
     if tree.get("platforms") is not None:

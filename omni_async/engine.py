@@ -137,10 +137,11 @@ class Engine:
         gapless: bool = True,
         timeout: float | None = None,
         arrays: Mapping[str, Any] | None = None,
+        outputs: tuple[str, ...] = (),
     ) -> ResultStream:
         """Begin a request. Its stream raises the request's error; `Overloaded` is raised at once.
 
-        `arrays` (numpy) go to the entry stages with it.
+        `arrays` (numpy) go to the stages with it; `outputs` names the final stages that are wanted.
         """
         if self._supervisor is None:
             raise EngineDead("The engine is not running.")
@@ -160,6 +161,7 @@ class Engine:
                 deadline=time.monotonic() + (timeout or self.config.request_timeout),
                 tensors=tensors,
                 frames=frames,
+                outputs=outputs,
             )
         )
         if isinstance(stream.error, Overloaded):

@@ -21,7 +21,8 @@ Frames = Sequence[Any]
 class Submit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A caller wants `params` run through `pipeline`; `deadline` is on the scheduler's clock.
 
-    `tensors` lie in `frames`, so that a retry can send them again.
+    `tensors` lie in `frames`, so that a retry can send them again. `outputs` are the final stages that are
+    wanted (none named: all); those that only the others need never run.
     """
 
     key: int
@@ -33,6 +34,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deadline: float
     tensors: Tensors = {}
     frames: Frames = ()
+    outputs: tuple[str, ...] = ()
 
 
 class FromWorker(msgspec.Struct, frozen=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,10 +28,15 @@ class AudioChunk:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """A piece of the answer's text."""
+    """A piece of the answer's text.
+
+    `info` is what a language model says of it: `token_ids`, `finish_reason` (None until the last),
+    `prompt_tokens`, `completion_tokens` (so far), `cached_tokens`, `logprobs`, `tool_calls`, `reasoning`.
+    """
 
     request_id: str
     text: str
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

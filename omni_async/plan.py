@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from omni_async.config import PipelineConfig
 from omni_async.graph import StageGraph
 
@@ -19,6 +21,9 @@ class PipelinePlan:
 
     def __init__(self, pipeline: PipelineConfig) -> None:
         graph = StageGraph.from_pipeline(pipeline)
+        self._pipeline = pipeline
+        self._graph = graph
+        self._parts: dict[tuple[str, ...], PipelinePlan] = {}
         self.name = pipeline.name
         self.stages = {stage.name: stage for stage in pipeline.stages}
         self.entry = graph.entry
@@ -34,6 +39,28 @@ class PipelinePlan:
             for name in self.stages
         }
         self.max_inflight = {name: self._max_inflight(graph, name) for name in self.stages}
+
+    def only(self, outputs: tuple[str, ...]) -> PipelinePlan:
+        """The plan of a request that wants these final stages alone; none named: all."""
+        if not outputs or set(outputs) == set(self.final):
+            return self
+        if outputs not in self._parts:
+            self._parts[outputs] = PipelinePlan(self._part(set(outputs)))
+        return self._parts[outputs]
+
+    def _part(self, outputs: set[str]) -> PipelineConfig:
+        needed, todo = set[str](), list(outputs)
+        while todo:
+            name = todo.pop()
+            needed.add(name)
+            todo.extend(self._graph.upstream[name])
+        stages = tuple(
+            replace(stage, final_output=stage.name in outputs)
+            for stage in self._pipeline.stages
+            if stage.name in needed
+        )
+        edges = tuple(edge for edge in self._pipeline.edges if edge.target in needed)
+        return replace(self._pipeline, stages=stages, edges=edges)
 
     def _window(self, graph: StageGraph, pipeline: PipelineConfig, name: str) -> int:
         windows = [graph.edge(name, target).window_size for target in graph.downstream[name]]

@@ -93,7 +93,7 @@ class Scheduler:
         return self._deadlines.next
 
     def _submit(self, submit: Submit, now: float) -> None:
-        request = Request(submit, self.plans[submit.pipeline], now)
+        request = Request(submit, self.plans[submit.pipeline].only(submit.outputs), now)
         error = self._refusal(request)
         if error is not None:
             self._actions.append(End(submit.key, error, request.record("refused", now)))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from omni_async.config import SpeechConfig
+from omni_async.config import ChatConfig, SpeechConfig
 from omni_async.errors import InvalidRequest
 
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
@@ -80,7 +80,7 @@ def has_speakable_text(text: str) -> bool:
     return any(unicodedata.category(ch)[0] in "LN" for ch in text)
 
 
-def resolve_voice(voice: str | None, pipeline: SpeechConfig) -> str:
+def resolve_voice(voice: str | None, pipeline: SpeechConfig | ChatConfig, param: str = "voice") -> str:
     """The pipeline's own name for `voice`, case-insensitive and through aliases."""
     if voice is None:
         return pipeline.default_voice
@@ -91,7 +91,7 @@ def resolve_voice(voice: str | None, pipeline: SpeechConfig) -> str:
     if found is None:
         known = ", ".join([*pipeline.voices, *pipeline.voice_aliases])
         message = f"Unknown voice {voice!r}. Known voices: {known}."
-        raise InvalidRequest(message, param="voice", code="unknown_voice")
+        raise InvalidRequest(message, param=param, code="unknown_voice")
     return found
 
 

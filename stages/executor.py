@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+
+from omni_async.errors import InvalidRequest
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -21,7 +24,8 @@ Arrays = Mapping[str, NDArray[Any]]
 class StageRequest:
     """A request as a stage sees it.
 
-    `params` are the caller's resolved parameters laid over the stage's `default_sampling_params`.
+    `params` are the caller's resolved parameters laid over the stage's `default_sampling_params`; `own` names
+    those that are meant for this stage alone.
     `seed` is always set: the caller's, or one drawn by the engine (a retry keeps it).
     """
 
@@ -30,6 +34,16 @@ class StageRequest:
     seed: int
     tensors: Arrays = field(default_factory=dict[str, NDArray[Any]])
     public_id: str = ""
+    own: frozenset[str] = frozenset()
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Raises `InvalidRequest` for what is asked of this stage alone (`own`) and is not in `known`."""
+        for name in sorted(self.own):
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f" Did you mean {near[0]}?" if near else f" It takes {', '.join(known)}."
+                message = f"This stage takes no {name!r}.{hint}"
+                raise InvalidRequest(message, param="sampling_params_list", code="unknown_field")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omni_async.config import StageConfig
-from omni_async.errors import OmniError, StageFailed
+from omni_async.errors import EngineDead, OmniError, StageFailed
 from omni_async.messages import (
     Abort,
     Configure,
@@ -109,9 +109,12 @@ class Worker:
                 raise TypeError("a worker is configured once")
 
     def _submit(self, message: Submit, frames: Sequence[memoryview]) -> None:
+        own = message.params.get("sampling", {}).get(self.config.name, {})
+        shared = {key: value for key, value in message.params.items() if key != "sampling"}
         request = StageRequest(
             request=message.request,
-            params={**self.config.default_sampling_params, **message.params},
+            params={**self.config.default_sampling_params, **shared, **own},
+            own=frozenset(own),
             seed=message.seed,
             tensors=unpack(message.tensors, frames, self.reader),
             public_id=message.public_id,
@@ -193,6 +196,9 @@ class Worker:
             if len(results) != len(rows):
                 raise StageFailed(f"The step returned {len(results)} results for {len(rows)} rows.")
             return results
+        except EngineDead:
+            # Not this step but the executor is broken: the process ends, and another takes its place.
+            raise
         except Exception as error:
             if len(rows) == 1:
                 return [error]

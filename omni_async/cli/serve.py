@@ -144,6 +144,9 @@ class _Server(uvicorn.Server):
 def _greeting(omni: AsyncOmni, listener: Listener) -> str:
     names = ", ".join(pipeline.name for pipeline in omni.pipelines)
     path, body, output = "v1/echo", '{"text": "Hello!"}', ""
+    if any(pipeline.chat for pipeline in omni.pipelines):
+        path = "v1/chat/completions"
+        body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
     if any(pipeline.image for pipeline in omni.pipelines):
         path, body = "v1/images/generations", '{"prompt": "red apple"}'
     if any(pipeline.speech for pipeline in omni.pipelines):

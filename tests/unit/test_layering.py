@@ -16,6 +16,7 @@ STDLIB = sys.stdlib_module_names
 
 PURE = {
     *(
+        "chat",
         "config",
         "deadlines",
         "echo",
@@ -35,6 +36,7 @@ PURE = {
 
 CORE = "core"
 API_MAY_NAME = {
+    "chat",
     "client",
     "config",
     "echo",

@@ -5,7 +5,17 @@ from __future__ import annotations
 import omni_async
 
 NAMES = [
-    *("AsyncOmni", "AudioChunk", "ConfigError", "DeadlineExceeded", "Deployment", "Echo", "EngineDead"),
+    *(
+        "AsyncOmni",
+        "AudioChunk",
+        "ConfigError",
+        "DeadlineExceeded",
+        "Chat",
+        "ChatConfig",
+        "Deployment",
+        "Echo",
+        "EngineDead",
+    ),
     *("InvalidRequest", "NotFound", "Omni", "OmniError", "Overloaded", "PipelineConfig", "ServerConfig"),
     *("Image", "ImageChunk", "ImageConfig", "Lora", "Progress", "Sound", "SoundConfig", "VideoChunk"),
     *("Speech", "SpeechConfig", "StageConfig", "StageFailed", "TextChunk"),
