@@ -15,6 +15,7 @@ from omni_async.config import StageConfig
 from omni_async.errors import EngineDead, InvalidRequest
 from omni_async.stages.executor import StageRequest, StepOutput, StepResult
 from omni_async.stages.vllm.errors import CLIENT_ERRORS
+from omni_async.stages.vllm.parsing import Parsers
 from omni_async.stages.vllm.prompts import Prompt, render, token_ids
 from omni_async.stages.vllm.sampling import sampling_params
 from omni_async.stages.vllm.settings import read_settings
@@ -39,6 +40,12 @@ class VllmExecutor:
         self.longest = self.engine.model_config.max_model_len
         self.defaults = dict(self.engine.model_config.get_diff_sampling_param())
         self.defaults.pop("max_tokens", None)
+        self.parsers = Parsers(
+            self.settings.tool_call_parser,
+            self.args.reasoning_parser,
+            self.renderer.get_tokenizer(),
+            self.engine.model_config,
+        )
         if self.settings.hidden_states is not None:
             layer = None if self.settings.hidden_states == "last" else self.settings.hidden_states
             self.engine.collective_rpc("capture_hidden_states", args=(layer,))
@@ -63,9 +70,14 @@ class VllmExecutor:
         state = VllmState(request, ids, _grids(prompt))
         state.wants_hidden = self._wants_hidden(request, state)
         state.hidden_limit = len(ids) if self.settings.hidden_states_of == "prompt" else self.longest
+        state.parsing = self.parsers.parse(request.params, ids)
         length = len(ids) or len(prompt.get("prompt_embeds", ()))
         params = sampling_params(
-            request, room=self.longest - length, defaults=self.defaults, reads_all=state.wants_hidden
+            request,
+            room=self.longest - length,
+            defaults=self.defaults,
+            reads_all=state.wants_hidden,
+            parsing=state.parsing,
         )
         number = str(request.request)
         try:
@@ -99,7 +111,7 @@ class VllmExecutor:
         """One step of the engine, for whatever it runs; `states` get what is there for them."""
         if self.engine.has_unfinished_requests():
             self._advance()
-        return [_take(state) for state in states]
+        return [state.take() for state in states]
 
     def _advance(self) -> None:
         try:
@@ -152,10 +164,6 @@ class VllmExecutor:
         """Let the engine go."""
         self.engine.engine_core.shutdown()
         del self.engine
-
-
-def _take(state: VllmState) -> StepResult:
-    return state.take()
 
 
 def _keep(state: VllmState, first: int, rows: Any) -> None:

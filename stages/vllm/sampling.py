@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from omni_async.errors import InvalidRequest
 from omni_async.stages.executor import StageRequest
 from omni_async.stages.vllm.errors import CLIENT_ERRORS
+from omni_async.stages.vllm.parsing import Parsing
 
 FIELDS = (
     "temperature",
@@ -33,10 +34,16 @@ FIELDS = (
 
 
 def sampling_params(
-    request: StageRequest, *, room: int, defaults: dict[str, Any], reads_all: bool
+    request: StageRequest,
+    *,
+    room: int,
+    defaults: dict[str, Any],
+    reads_all: bool,
+    parsing: Parsing | None = None,
 ) -> SamplingParams:
     """The parameters of a request whose prompt leaves `room` tokens. `defaults` are the model's own
-    generation config; `reads_all` forbids to skip a cached prefix. Raises `InvalidRequest`.
+    generation config; `reads_all` forbids to skip a cached prefix; `parsing` may
+    want the text in a form of its own. Raises `InvalidRequest`.
     """
     request.refuse_unknown((*FIELDS, "max_tokens", "structured_outputs"))
     params = {**defaults, **request.params}
@@ -45,18 +52,20 @@ def sampling_params(
             "The prompt leaves no room for an answer.", param="messages", code="context_length_exceeded"
         )
     asked = params.get("max_tokens")
-    if asked is not None and request.params.get("max_tokens") == asked and asked > room:
+    if "max_tokens" in request.own and asked > room:
         message = f"max_tokens is {asked}, and the prompt leaves room for {room}."
         raise InvalidRequest(message, param="max_tokens", code="context_length_exceeded")
     chosen = {name: params[name] for name in FIELDS if params.get(name) is not None}
     if "logit_bias" in chosen:
         chosen["logit_bias"] = {int(token): bias for token, bias in chosen["logit_bias"].items()}
+    if parsing is not None and parsing.keeps_special_tokens:
+        chosen["skip_special_tokens"] = False
     try:
         return SamplingParams(
             **chosen,
             max_tokens=min(room, asked or room),
             seed=request.seed % 2**63 if chosen.get("temperature", 1.0) > 0 else None,
-            structured_outputs=_structure(params.get("structured_outputs")),
+            structured_outputs=_structure(params.get("structured_outputs"), parsing),
             skip_reading_prefix_cache=True if reads_all else None,
             output_kind=RequestOutputKind.DELTA,
         )
@@ -64,5 +73,9 @@ def sampling_params(
         raise InvalidRequest(str(error), param=getattr(error, "parameter", None)) from None
 
 
-def _structure(value: dict[str, Any] | None) -> StructuredOutputsParams | None:
-    return StructuredOutputsParams(**value) if value else None
+def _structure(asked: dict[str, Any] | None, parsing: Parsing | None) -> StructuredOutputsParams | None:
+    calls = parsing.structure if parsing is not None else None
+    if calls is not None and asked:
+        message = "The tool calls of this request have a form of their own; it cannot have another."
+        raise InvalidRequest(message, param="response_format")
+    return StructuredOutputsParams(**asked) if asked else calls

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omni_async.stages.executor import StageRequest, State, StepOutput
+
+if TYPE_CHECKING:
+    from omni_async.stages.vllm.parsing import Parsing
 
 
 @dataclass(slots=True)
@@ -43,13 +46,13 @@ class VllmState(State):
         self.cached_tokens = 0
         self.made = Made()
         self.answer: StepOutput | None = None
-        self.error: Exception | None = None
+        self.parsing: Parsing | None = None
         self._first = True
 
     @property
     def ready(self) -> bool:
         """Something is made, or the engine can make more."""
-        return bool(self.engine_id) or self.made.anything or self.answer is not None or self.error is not None
+        return bool(self.engine_id) or self.made.anything or self.answer is not None
 
     @property
     def cost(self) -> int:
@@ -58,8 +61,6 @@ class VllmState(State):
 
     def take(self) -> list[StepOutput]:
         """What was made since the last call, as one chunk."""
-        if self.error is not None:
-            raise self.error
         if self.answer is not None:
             return [self.answer]
         made = self.made
@@ -73,12 +74,14 @@ class VllmState(State):
     def _meta(self, made: Made) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "text": made.text,
-            "token_ids": made.token_ids,
             "finish_reason": made.finish_reason,
+            "token_ids": made.token_ids,
             "prompt_tokens": len(self.prompt_ids),
             "completion_tokens": self.completion_tokens,
             "cached_tokens": self.cached_tokens,
         }
+        if self.parsing is not None:
+            meta |= self.parsing.read(made.text, made.token_ids, finish_reason=made.finish_reason)
         if made.logprobs:
             meta["logprobs"] = made.logprobs
         if made.stop_reason is not None:

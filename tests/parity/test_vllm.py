@@ -24,6 +24,7 @@ TOKENS = 12
 @pytest.fixture(scope="module")
 def executor() -> Iterator[Any]:
     extras = {**ENGINE, "hidden_states": "last", "enable_prompt_embeds": True}
+    extras["tool_call_parser"] = "hermes"
     extras["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
     config = StageConfig(
         stage_id=0,
@@ -48,7 +49,9 @@ def reference() -> Any:
 
 def ask(number: int, seed: int = 0, tensors: Mapping[str, Any] | None = None, **params: Any) -> StageRequest:
     params = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True, **params}
-    return StageRequest(request=number, params=params, seed=seed, tensors=tensors or {})
+    return StageRequest(
+        request=number, params=params, seed=seed, tensors=tensors or {}, own=frozenset({"max_tokens"})
+    )
 
 
 def finish(executor: Any, requests: Sequence[StageRequest], *, stagger: int = 0) -> list[list[StepOutput]]:
@@ -238,6 +241,54 @@ def test_a_parameter_for_this_stage_that_it_does_not_know_is_refused(executor: A
     with pytest.raises(InvalidRequest, match="Did you mean temperature") as caught:
         executor.admit(request)
     assert caught.value.param == "sampling_params_list"
+
+
+WHERE = {
+    "type": "object",
+    "properties": {"at": {"enum": [3]}},
+    "required": ["at"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": WHERE, "strict": True}}]
+
+
+def test_a_forced_tool_call_is_read_out_of_the_text(executor: Any) -> None:
+    messages = [{"role": "user", "content": "look"}]
+    asked = {"messages": messages, "tools": TOOLS, "max_tokens": 80, "ignore_eos": False}
+    named = {"type": "function", "function": {"name": "look"}}
+    for choice in ("required", named):
+        (outputs,) = finish(executor, [ask(1, tool_choice=choice, **asked)])
+        calls = [call for output in outputs for call in output.meta.get("tool_calls", ())]
+        assert [call["name"] for call in calls if call["name"]] == ["look"]
+        assert json.loads("".join(call["arguments"] or "" for call in calls)) == {"at": 3}
+        assert outputs[-1].meta["finish_reason"] == "tool_calls"
+        assert text_of(outputs) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "calls", "text"),
+    [
+        ('<tool_call>{"name": "look", "arguments": {"at": 3}}</tool_call>', [("look", {"at": 3})], ""),
+        ("nothing to do", [], "nothing to do"),
+    ],
+)
+def test_tool_calls_and_text_are_told_apart(
+    executor: Any, said: str, calls: list[tuple[str, Any]], text: str
+) -> None:
+    parsing = executor.parsers.parse({"messages": [], "tools": TOOLS}, [1, 2])
+    ids = executor.renderer.get_tokenizer()(said)["input_ids"]
+    pieces = [executor.renderer.get_tokenizer().decode([i]) for i in ids]
+    reasons = [None] * (len(ids) - 1) + ["stop"]
+    read = [
+        parsing.read(piece, [i], finish_reason=reason)
+        for piece, i, reason in zip(pieces, ids, reasons, strict=True)
+    ]
+    deltas = [call for each in read for call in each.get("tool_calls", ())]
+    assert [name for call in deltas if (name := call["name"])] == [name for name, _ in calls]
+    if calls:
+        assert json.loads("".join(call["arguments"] or "" for call in deltas)) == calls[0][1]
+    assert "".join(each["text"] for each in read) == text
+    assert read[-1]["finish_reason"] == ("tool_calls" if calls else "stop")
 
 
 def test_text_becomes_tokens_and_tokens_text(executor: Any) -> None:

@@ -8,7 +8,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}<|im_start|>{{ m['role'] }}\n"
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n"
     "{% if tools and loop.first %}{{ tools | tojson }}\n{% endif %}"
     "{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
