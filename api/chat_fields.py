@@ -74,8 +74,8 @@ class ToolCall(_Fields, kw_only=True, frozen=True):
     """A call that the assistant made."""
 
     id: str
+    type: Literal["function"]
     function: CalledFunction
-    type: Literal["function"] = "function"
 
 
 class PastAudio(_Fields, kw_only=True, frozen=True):
@@ -146,8 +146,8 @@ class Function(_Fields, kw_only=True, frozen=True):
 class Tool(_Fields, kw_only=True, frozen=True):
     """A tool that the model may call."""
 
+    type: Literal["function"]
     function: Function
-    type: Literal["function"] = "function"
 
 
 class SamplingFields(_Fields, kw_only=True, frozen=True):

@@ -80,4 +80,6 @@ def prompt_options(body: ChatBody) -> dict[str, Any]:
     if body.tools and body.tool_choice != "none":
         options["tools"] = msgspec.to_builtins(body.tools)
         options["tool_choice"] = body.tool_choice or "auto"
+        if body.parallel_tool_calls is not None:
+            options["parallel_tool_calls"] = body.parallel_tool_calls
     return options

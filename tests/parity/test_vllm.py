@@ -255,6 +255,10 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": WHERE, 
 def test_a_forced_tool_call_is_read_out_of_the_text(executor: Any) -> None:
     messages = [{"role": "user", "content": "look"}]
     asked = {"messages": messages, "tools": TOOLS, "max_tokens": 80, "ignore_eos": False}
+    asked["parallel_tool_calls"] = False
+    # A random model would go on with white space, which the form allows.
+    spaces = executor.renderer.get_tokenizer()("\n \t\r")["input_ids"]
+    asked["logit_bias"] = {str(token): -100.0 for token in spaces}
     named = {"type": "function", "function": {"name": "look"}}
     for choice in ("required", named):
         (outputs,) = finish(executor, [ask(1, tool_choice=choice, **asked)])
