@@ -107,7 +107,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class AudioDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ChatAudioDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The next piece of the audio file in base64, or of its transcript."""
 
     id: str
@@ -121,7 +121,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning: str | None = None
-    audio: AudioDelta | None = None
+    audio: ChatAudioDelta | None = None
     tool_calls: list[Call] | None = None
 
 
@@ -282,11 +282,11 @@ class _Events:
         )
         return self._event(index, delta, logprobs=logprobs)
 
-    def _audio_delta(self, index: int, piece: Piece) -> AudioDelta | None:
+    def _audio_delta(self, index: int, piece: Piece) -> ChatAudioDelta | None:
         if not self._job.plan or not (piece.audio or piece.text):
             return None
         data = b64encode(piece.audio).decode() if piece.audio else None
-        return AudioDelta(id=self._audio[index], data=data, transcript=piece.text or None)
+        return ChatAudioDelta(id=self._audio[index], data=data, transcript=piece.text or None)
 
     def end(self) -> list[bytes]:
         return [self._event(i, Delta(), finish_reason=reason) for i, reason in enumerate(self._reasons)]

@@ -16,7 +16,7 @@ from typing import Any
 import av
 import av.error
 import numpy as np
-import soxr
+import soxr  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
 from omni_async.errors import InvalidRequest
@@ -73,6 +73,8 @@ def decode_audio(
 
 def _samples(container: Any, max_seconds: float) -> tuple[list[NDArray[np.float32]], int]:
     stream = container.streams.audio[0]
+    if stream.codec_context is None:
+        raise InvalidRequest("The audio is of a kind that is not decoded.", code="invalid_audio")
     rate = stream.rate
     if not rate or not 4000 <= rate <= 384_000:
         raise InvalidRequest(f"Audio at {rate} Hz is not taken.")
@@ -95,6 +97,8 @@ def decode_video(data: bytes, *, max_frames: int, fps: float, max_pixels: int) -
     """
     with _opened(data, "video") as container:
         stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise InvalidRequest("The film is of a kind that is not decoded.", code="invalid_video")
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > max_pixels:
             raise InvalidRequest(f"The film is {width}x{height}; at most {max_pixels} pixels are taken.")

@@ -1,4 +1,4 @@
-"""The one file that reads the process environment."""
+"""The one file that reads the process environment, and sets what vLLM reads there."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ def platform() -> Literal["cpu", "cuda"]:
     """What stages run on by default: "cuda" where the NVIDIA driver is loaded and not hidden."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1")
     return "cuda" if Path("/dev/nvidiactl").exists() and not hidden else "cpu"
+
+
+def prepare_vllm() -> None:
+    """Before vLLM is imported: one process, its threads left to `OMP_NUM_THREADS`, no usage statistics, and
+    media only as arrays that came with the request. What the operator has set stays, but for the last."""
+    for name, value in {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_MEDIA_CONNECTOR"] = "omni_async"

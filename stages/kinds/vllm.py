@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 
 from omni_async.config import StageConfig
+from omni_async.environment import prepare_vllm
 from omni_async.errors import ConfigError
 from omni_async.stages.executor import Executor
-from omni_async.stages.vllm.settings import prepare_environment
 
 
 def create(config: StageConfig) -> Executor:
     """The executor of a `vllm` stage. Raises `ConfigError`."""
-    prepare_environment()
+    prepare_vllm()
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             f"Stage {config.name} needs vLLM: install omni_async[vllm] for CUDA, or "

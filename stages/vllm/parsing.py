@@ -42,7 +42,9 @@ class Parsers:
                 asked["parallel_tool_calls"] = params["parallel_tool_calls"]
         try:
             request = ChatCompletionRequest(**asked)
-            parser = self._make(self._tokenizer, request.tools, model_config=self._model_config)
+            parser = self._make(
+                self._tokenizer, list(request.tools or ()) or None, model_config=self._model_config
+            )
             return Parsing(parser, parser.adjust_request(request), prompt_ids)
         except CLIENT_ERRORS as error:
             raise InvalidRequest(f"tools cannot be read: {error}", param="tools") from error

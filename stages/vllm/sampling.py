@@ -52,7 +52,7 @@ def sampling_params(
             "The prompt leaves no room for an answer.", param="messages", code="context_length_exceeded"
         )
     asked = params.get("max_tokens")
-    if "max_tokens" in request.own and asked > room:
+    if "max_tokens" in request.own and asked is not None and asked > room:
         message = f"max_tokens is {asked}, and the prompt leaves room for {room}."
         raise InvalidRequest(message, param="max_tokens", code="context_length_exceeded")
     chosen = {name: params[name] for name in FIELDS if params.get(name) is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,19 +29,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hidden_states_of: Literal["all", "prompt"] = "all"
     tool_call_parser: str = ""
     chat_template: str | None = None
-
-
-def prepare_environment() -> None:
-    """Before vLLM is imported: one process, its threads left to `OMP_NUM_THREADS`, no usage statistics, and
-    media only as arrays that came with the request. What the operator has set stays."""
-    for name, value in {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }.items():
-        os.environ.setdefault(name, value)
-    os.environ["VLLM_MEDIA_CONNECTOR"] = "omni_async"
 
 
 def read_settings(config: StageConfig) -> tuple[EngineArgs, Settings]:

@@ -82,7 +82,7 @@ async def test_text_and_audio_deltas_interleave_and_end_once() -> None:
         events = []
         async for event in stream:
             events.append(event)
-            audio = event.choices and getattr(event.choices[0].delta, "audio", None)
+            audio: Any = getattr(event.choices[0].delta, "audio", None) if event.choices else None
             if audio and audio.data and omni.seen[0].chunks == 2:
                 gate.release()
     deltas = [event.choices[0].delta for event in events if event.choices]

@@ -118,11 +118,10 @@ async def test_a_wrong_neighbour_gets_400_and_a_client_that_leaves_frees_its_pla
         {"messages": [{"role": "user", "content": "x"}], "sampling_params_list": [{"temprature": 1}]},
     ]
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http, client_of(server) as client:
-        answers = await asyncio.gather(
-            *(http.post("/v1/chat/completions", json=body) for body in bad),
-            *(ask(client, prompt) for prompt in PROMPTS),
+        refused, good = await asyncio.gather(
+            asyncio.gather(*(http.post("/v1/chat/completions", json=body) for body in bad)),
+            asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS)),
         )
-        refused, good = answers[: len(bad)], answers[len(bad) :]
         assert [each.status_code for each in refused] == [400] * len(bad), [r.text for r in refused]
         assert [*map(whole_signs, good)] == list(said.values())
         stream = await client.completions.create(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
+
+from tests.tiny.cache import built_once
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -46,13 +46,15 @@ def tiny_tokenizer() -> Any:
     return tokenizer
 
 
-@cache
 def tiny_language_model() -> Path:
     """A folder as `save_pretrained` makes it: Qwen3, 0.1 M parameters, float32."""
+    return built_once("language", _build)
+
+
+def _build(folder: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    folder = Path(mkdtemp(prefix="tiny-language-"))
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder)
     config = Qwen3Config(
@@ -73,4 +75,3 @@ def tiny_language_model() -> Path:
     model = Qwen3ForCausalLM(config)
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
-    return folder

@@ -57,7 +57,13 @@ class Harness:
         return actions
 
     def submit(
-        self, *, gapless: bool = True, timeout: float = 60.0, frames: tuple[bytes, ...] = (), **params: Any
+        self,
+        *,
+        gapless: bool = True,
+        timeout: float = 60.0,
+        frames: tuple[bytes, ...] = (),
+        outputs: tuple[str, ...] = (),
+        **params: Any,
     ) -> int:
         self.keys += 1
         self.handle(
@@ -71,6 +77,7 @@ class Harness:
                 deadline=self.now + timeout,
                 tensors={f"image{i}": TensorRef("uint8", (len(f),), i) for i, f in enumerate(frames)},
                 frames=frames,
+                outputs=outputs,
             )
         )
         return self.keys

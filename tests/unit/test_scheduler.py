@@ -287,3 +287,37 @@ class AnyTraffic(RuleBasedStateMachine):
 
 TestAnyTraffic = AnyTraffic.TestCase
 TestAnyTraffic.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def chatty() -> Harness:
+    """A thinker whose text and whose spoken form are both answers."""
+    return Harness(make_pipeline(talker={"final_output": True}))
+
+
+def test_a_final_stage_that_nobody_wants_never_runs() -> None:
+    h = chatty()
+    key = h.submit(outputs=("talker",))
+    h.output(key, "talker", 0)
+    assert len(deliveries(h.log)) == 1
+    last = h.output(key, "talker", 1, final=True)
+    assert ends(last)[0].error is None
+    assert {each.replica for each in h.log if isinstance(each, Send)} == {"p.talker.0"}
+    assert not h.scheduler.requests
+
+
+def test_a_request_that_wants_all_final_stages_ends_with_the_last_of_them() -> None:
+    h = chatty()
+    key = h.submit(outputs=("talker", "vocoder"))
+    h.output(key, "talker", 0, final=True)
+    assert not ends(h.log)
+    assert ends(h.output(key, "vocoder", 0, final=True))[0].error is None
+    assert [delivery.stage for delivery in deliveries(h.log)] == ["talker", "vocoder"]
+
+
+def test_what_one_request_does_not_want_another_may() -> None:
+    h = chatty()
+    text, speech = h.submit(outputs=("talker",)), h.submit(outputs=())
+    for key in (text, speech):
+        h.output(key, "talker", 0, final=True)
+    assert ends(h.log)[0].key == text and len(ends(h.log)) == 1
+    assert ends(h.output(speech, "vocoder", 0, final=True))[0].key == speech
