@@ -1,0 +1,108 @@
+"""What talkers share: the state of an answer that is spoken while it is still being written.
+
+A thinker's chunks bring the prompt's tokens (the first), the answer's tokens, and hidden states. Each step of
+a talker is one codec frame; text goes into it token by token, and the frames leave in slices.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from omni_async.errors import InvalidRequest
+from omni_async.stages.ar.model import ArState
+from omni_async.stages.ar.sampling import Sampling
+from omni_async.stages.executor import StageRequest, StepOutput
+
+
+class Thought:
+    """What has come from the thinker. Its last token ends the text and is not spoken, as in the reference
+    implementations."""
+
+    def __init__(self) -> None:
+        self.prompt_ids: list[int] = []
+        self.media: dict[str, Any] = {}
+        self.answer_ids: list[int] = []
+        self.hidden: list[Any] = []
+        self.ended = False
+
+    def read(self, state: ArState) -> None:
+        """Take all chunks that have come. Raises `InvalidRequest` where there is nothing to answer to."""
+        while state.inputs:
+            chunk = state.inputs.popleft()
+            meta = chunk.meta
+            if "prompt_token_ids" in meta:
+                self.prompt_ids, self.media = list(meta["prompt_token_ids"]), dict(meta["media"])
+            self.answer_ids.extend(meta["token_ids"])
+            if "hidden" in chunk.tensors:
+                self.hidden.append(np.array(chunk.tensors["hidden"]))
+            if chunk.final:
+                self.ended = True
+                del self.answer_ids[-1:]
+
+    def rows(self) -> Any:
+        """All hidden states float32 `[positions, width]` so far."""
+        if len(self.hidden) > 1:
+            self.hidden = [np.concatenate(self.hidden)]
+        return self.hidden[0] if self.hidden else None
+
+
+class TalkerState(ArState):
+    """`text` are the rows `[width]` that wait to be spoken, one a step; `codec` is what the last frame adds
+    to the next input."""
+
+    def __init__(
+        self,
+        request: StageRequest,
+        sampling: Sampling,
+        slices: Sequence[int],
+        *,
+        before: Sequence[int] = (),
+    ) -> None:
+        super().__init__(request, sampling, has_upstream=True, before=before)
+        self.voice: str = request.params["voice"]
+        self.thought = Thought()
+        self.begun = False
+        self.spoken = 0
+        self.text: deque[Tensor] = deque()
+        self.text_ended = False
+        self.codec: Tensor | None = None
+        self.frames: list[list[int]] = []
+        self._slices = deque(slices)
+        self._wanted = self._slices.popleft()
+
+    @property
+    def ready(self) -> bool:
+        """Something has come, or the next frame has what it needs."""
+        return bool(self.inputs) or self.done or (self.codec is not None and self.has_text)
+
+    @property
+    def has_text(self) -> bool:
+        """There is a token to go on with, or none will come."""
+        return bool(self.text) or self.text_ended
+
+    def take_frames(self, rate: float) -> list[StepOutput]:
+        """The frames as codes int32 `[groups, frames]`, if there are enough or no more will come; `rate` is
+        frames a second."""
+        if len(self.frames) < self._wanted and not self.done:
+            return []
+        made, self.frames = self.frames, []
+        if self._slices:
+            self._wanted = self._slices.popleft()
+        tensors = {"codes": np.array(made, np.int32).T} if made else {}
+        return [StepOutput(tensors=tensors, duration=len(made) / rate, final=self.done)]
+
+
+def last_index(ids: Sequence[int], pattern: Sequence[int]) -> int:
+    """Where `pattern` begins for the last time. Raises `InvalidRequest`."""
+    size = len(pattern)
+    for index in range(len(ids) - size, -1, -1):
+        if list(ids[index : index + size]) == list(pattern):
+            return index
+    raise InvalidRequest(
+        "Audio is an answer to messages; this prompt has no assistant's turn.", param="modalities"
+    )

@@ -1,0 +1,211 @@
+"""Qwen3-Omni's talker and code2wav beside transformers' own `generate`, on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from omni_async.config import StageConfig
+from omni_async.stages.executor import Chunk, StageRequest, StepOutput
+from omni_async.stages.registry import create_executor
+from tests.tiny.omni import ID, tiny_qwen3_omni
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ANSWER = 12
+FRAMES = 40
+
+
+class Spoken(NamedTuple):
+    """What the reference made of a prompt."""
+
+    prompt: list[int]
+    answer: list[int]
+    codes: Any
+    waveform: Any
+
+
+def prompt_of(number: int) -> list[int]:
+    words = [32 + (17 * number + 5 * i) % 90 for i in range(4 + 3 * number)]
+    turn = [ID["im_start"], ID["user"], 10, *words, ID["im_end"], 10]
+    return [
+        ID["im_start"],
+        ID["system"],
+        10,
+        65,
+        ID["im_end"],
+        10,
+        *turn,
+        ID["im_start"],
+        ID["assistant"],
+        10,
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(tiny_qwen3_omni(), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def spoken(reference: Any) -> list[Spoken]:
+    return [speak(reference, prompt_of(number)) for number in range(6)]
+
+
+def speak(reference: Any, prompt: list[int], answer: int = ANSWER, **more: Any) -> Spoken:
+    caught: list[Any] = []
+    decode = reference.code2wav.chunked_decode
+
+    def catch(codes: Any, **kwargs: Any) -> Any:
+        caught.append(codes)
+        return decode(codes, **kwargs)
+
+    reference.code2wav.chunked_decode = catch
+    try:
+        ids, waveform = reference.generate(
+            torch.tensor([prompt]),
+            thinker_max_new_tokens=answer,
+            thinker_eos_token_id=ID["im_end"],
+            talker_do_sample=False,
+            talker_max_new_tokens=FRAMES + 1,
+            **more,
+        )
+    finally:
+        del reference.code2wav.chunked_decode
+    sequence = ids[0, len(prompt) :].tolist()
+    return Spoken(prompt, sequence, caught[0][0].numpy(), waveform.reshape(-1).numpy())
+
+
+@pytest.fixture(scope="module")
+def talker() -> Iterator[Any]:
+    yield from loaded("talker")
+
+
+def loaded(kind: str, slots: int = 8, **extras: Any) -> Iterator[Any]:
+    config = StageConfig(
+        stage_id=1,
+        name=kind,
+        kind="ar" if kind == "talker" else kind,
+        model=str(tiny_qwen3_omni()),
+        model_arch="qwen3_omni",
+        max_num_seqs=slots,
+        engine_extras=extras,
+    )
+    made = create_executor(config)
+    made.load()
+    yield made
+    made.close()
+
+
+def ask(number: int, seed: int = 0, **params: Any) -> StageRequest:
+    params = {
+        "voice": "Ethan",
+        "temperature": 0.0,
+        "repetition_penalty": 1.05,
+        "max_tokens": FRAMES + 1,
+        **params,
+    }
+    return StageRequest(request=number, params=params, seed=seed)
+
+
+def chunks_of(each: Spoken, size: int = 1) -> list[Chunk]:
+    """As the thinker sends them, `size` tokens at a time."""
+    made = []
+    for start in range(0, len(each.answer), size):
+        meta: dict[str, Any] = {"token_ids": each.answer[start : start + size]}
+        if not start:
+            meta |= {"prompt_token_ids": each.prompt, "media": {}}
+        made.append(Chunk("thinker", meta, {}, final=start + size >= len(each.answer)))
+    return made
+
+
+def run(
+    executor: Any, asked: Sequence[tuple[StageRequest, Sequence[Chunk]]], *, stagger: int = 0
+) -> list[list[StepOutput]]:
+    """All outputs of each request. Request k joins after k * stagger steps; a chunk comes each step."""
+    waiting, live = [(request, list(chunks)) for request, chunks in asked], []
+    made: dict[int, list[StepOutput]] = {request.request: [] for request, _ in asked}
+    for step in range(2000):
+        while waiting and step >= stagger * (len(asked) - len(waiting)):
+            request, chunks = waiting.pop(0)
+            live.append((executor.admit(request), chunks))
+        for state, chunks in live:
+            if chunks:
+                state.inputs.append(chunks.pop(0))
+        ready = [state for state, _ in live if state.ready]
+        for state, outputs in zip(ready, executor.step(ready), strict=True):
+            assert not isinstance(outputs, Exception), outputs
+            made[state.request.request].extend(outputs)
+            if outputs and outputs[-1].final:
+                live = [each for each in live if each[0] is not state]
+        if not (waiting or live):
+            return list(made.values())
+    raise AssertionError("requests did not end")
+
+
+def codes_of(outputs: Sequence[StepOutput]) -> Any:
+    found = [output.tensors["codes"] for output in outputs if output.tensors]
+    return np.concatenate(found, axis=1) if found else np.zeros((4, 0), np.int32)
+
+
+@pytest.mark.parametrize("stagger", [0, 3])
+def test_codes_are_those_of_the_reference_alone_and_in_company(
+    talker: Any, spoken: list[Spoken], stagger: int
+) -> None:
+    asked = [(ask(i), chunks_of(each, 1 + i % 3)) for i, each in enumerate(spoken)]
+    for each, outputs in zip(spoken, run(talker, asked, stagger=stagger), strict=True):
+        np.testing.assert_array_equal(codes_of(outputs), each.codes)
+        assert outputs[-1].final and sum(output.final for output in outputs) == 1
+    assert len({each.codes.tobytes() for each in spoken}) == len(spoken)
+
+
+def test_another_answer_makes_other_codes(talker: Any, spoken: list[Spoken]) -> None:
+    each = spoken[3]
+    other = each._replace(answer=[each.answer[0] ^ 1, *each.answer[1:]])
+    (outputs,) = run(talker, [(ask(1), chunks_of(other))])
+    assert codes_of(outputs).tobytes() != each.codes.tobytes()
+
+
+@pytest.fixture(scope="module")
+def code2wav() -> Iterator[Any]:
+    yield from loaded("code2wav")
+
+
+def code_chunks(codes: Any, sizes: Sequence[int]) -> list[Chunk]:
+    made, start = [], 0
+    while start < codes.shape[1]:
+        size = sizes[min(len(made), len(sizes) - 1)]
+        end = start + size
+        tensors = {"codes": codes[:, start:end].astype(np.int32)}
+        made.append(Chunk("talker", {}, tensors, final=end >= codes.shape[1]))
+        start = end
+    return made
+
+
+def sound_of(outputs: Sequence[StepOutput]) -> Any:
+    return np.concatenate([output.tensors["pcm"] for output in outputs if output.tensors])
+
+
+@pytest.mark.parametrize("sizes", [[1000], [4, 8, 16, 25], [1]])
+def test_sound_is_that_of_the_reference_whole_and_in_chunks(
+    code2wav: Any, spoken: list[Spoken], sizes: list[int]
+) -> None:
+    asked = [(ask(i), code_chunks(each.codes, sizes)) for i, each in enumerate(spoken)]
+    for each, outputs in zip(spoken, run(code2wav, asked, stagger=2), strict=True):
+        sound = sound_of(outputs)
+        assert len(sound) == len(each.waveform)
+        np.testing.assert_allclose(sound, each.waveform, atol=1e-5)
+        assert np.std(each.waveform) > 0.01 and np.mean(np.abs(each.waveform) == 1) < 0.05
+        assert outputs[-1].final and sum(output.final for output in outputs) == 1
+    assert np.abs(spoken[0].waveform[:200] - spoken[1].waveform[:200]).max() > 0.05
+
+
+def test_sound_without_its_left_context_differs(spoken: list[Spoken]) -> None:
+    deaf = next(loaded("code2wav", left_context=1))
+    (outputs,) = run(deaf, [(ask(1), code_chunks(spoken[5].codes, [5]))])
+    assert np.abs(sound_of(outputs) - spoken[5].waveform).max() > 1e-3
