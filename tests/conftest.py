@@ -18,6 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omni_async.stages.torchvision_operators import make_torchvision_importable
+
+# Tests import transformers in many places, which imports it where it is installed.
+make_torchvision_importable()
+
 SETTLE_SECONDS = 3.0
 BEFORE = pytest.StashKey["Holdings"]()
 

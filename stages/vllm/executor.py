@@ -9,10 +9,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import PreTrainedConfig
+from vllm import ModelRegistry
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_async.config import StageConfig
 from omni_async.errors import EngineDead, InvalidRequest
+from omni_async.stages import torchvision_operators
 from omni_async.stages.executor import StageRequest, StepOutput, StepResult
 from omni_async.stages.vllm.errors import CLIENT_ERRORS
 from omni_async.stages.vllm.parsing import Parsers
@@ -35,6 +38,8 @@ class VllmExecutor:
 
     def load(self) -> None:
         """Load the model and answer once. Raises `ConfigError` or what vLLM raises."""
+        if torchvision_operators.declared():
+            _inspect_here(self.config.model)
         self.engine = LLMEngine.from_engine_args(self.args)
         self.renderer = self.engine.renderer
         self.longest = self.engine.model_config.max_model_len
@@ -164,6 +169,14 @@ class VllmExecutor:
         """Let the engine go."""
         self.engine.engine_core.shutdown()
         del self.engine
+
+
+def _inspect_here(model: str) -> None:
+    """Import the model's class in this process: vLLM would look at it in a child, which could not."""
+    described, _ = PreTrainedConfig.get_config_dict(model)
+    for name in described.get("architectures") or ():
+        if lazy := ModelRegistry.models.get(name):
+            ModelRegistry.register_model(name, lazy.load_model_cls())
 
 
 def _keep(state: VllmState, first: int, rows: Any) -> None:

@@ -15,11 +15,14 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
+OTHERS = [r"^thinker\.", r"^talker\.", r"^code2wav\."]
+"""Weights of a checkpoint that belong to another stage."""
+
 
 class TalkerPart(Qwen3OmniMoePreTrainedModel):
     """The talker, and the thinker's table of token embeddings, which it speaks from."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^thinker\.", r"^code2wav\."]
+    _keys_to_ignore_on_load_unexpected = OTHERS
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -34,7 +37,7 @@ class TalkerPart(Qwen3OmniMoePreTrainedModel):
 class Code2WavPart(Qwen3OmniMoePreTrainedModel):
     """The codec's decoder."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^thinker\.", r"^talker\."]
+    _keys_to_ignore_on_load_unexpected = OTHERS
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
