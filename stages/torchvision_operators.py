@@ -52,7 +52,7 @@ def make_torchvision_importable() -> None:
 def _declare() -> None:
     from torch.library import Library
 
-    library = Library("torchvision", "DEF")
+    library: Any = Library("torchvision", "DEF")
     for name in OPERATORS:
         library.define(f"{name}(Tensor x) -> Tensor")
     _libraries.append(library)

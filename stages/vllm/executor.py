@@ -65,7 +65,7 @@ class VllmExecutor:
         task = request.params.get("task", "generate")
         if task == "detokenize":
             return self._answered(request, self._detokenize(request.params["tokens"]))
-        prompt = render(self.renderer, request, self.settings.chat_template)
+        prompt = render(self.renderer, request, self.settings)
         ids = token_ids(prompt)
         if task == "tokenize":
             return self._answered(request, self._tokenized(ids))
@@ -204,12 +204,7 @@ def _grids(prompt: Prompt) -> dict[str, Any]:
     for modality in items:
         for item in items[modality]:
             data = {} if item is None else item.get_data()
-            for name in (
-                "image_grid_thw",
-                "video_grid_thw",
-                "audio_feature_lengths",
-                "video_second_per_grid",
-            ):
+            for name in ("image_grid_thw", "video_grid_thw", "audio_feature_lengths", "second_per_grid_ts"):
                 if name in data:
                     found.setdefault(name, []).append(data[name].tolist())
     return found

@@ -11,16 +11,17 @@ from omni_async.errors import InvalidRequest
 from omni_async.stages.executor import StageRequest
 from omni_async.stages.vllm.errors import CLIENT_ERRORS
 from omni_async.stages.vllm.media import media_of
+from omni_async.stages.vllm.settings import Settings
 
 Prompt = dict[str, Any]
 
 
-def render(renderer: BaseRenderer[Any], request: StageRequest, chat_template: str | None) -> Prompt:
+def render(renderer: BaseRenderer[Any], request: StageRequest, settings: Settings) -> Prompt:
     """The engine's input: token ids, and the processed media. Raises `InvalidRequest`."""
     params = request.params
     try:
         if "messages" in params:
-            return _chat(renderer, request, chat_template)
+            return _chat(renderer, request, settings)
         if "prompt_embeds" in request.tensors:
             return _only(renderer.render_cmpl([{"prompt_embeds": _tensor(request.tensors["prompt_embeds"])}]))
         if "prompt_token_ids" in params:
@@ -43,23 +44,35 @@ def render(renderer: BaseRenderer[Any], request: StageRequest, chat_template: st
         raise
 
 
-def _chat(renderer: BaseRenderer[Any], request: StageRequest, chat_template: str | None) -> Prompt:
+def _chat(renderer: BaseRenderer[Any], request: StageRequest, settings: Settings) -> Prompt:
     params = request.params
     template = {"add_generation_prompt": params.get("add_generation_prompt", True), "tokenize": False}
     if params.get("continue_final_message"):
         template["continue_final_message"] = True
+    processing = _processing(params, settings)
     chat = ChatParams(
-        chat_template=chat_template,
+        chat_template=settings.chat_template,
         chat_template_kwargs={
             **params.get("chat_template_kwargs", {}),
             **template,
             "tools": params.get("tools") or None,
         },
-        mm_processor_kwargs=params.get("mm_processor_kwargs"),
+        mm_processor_kwargs=processing,
     )
     with media_of(request.tensors, dict(params)):
-        _, prompts = renderer.render_chat([_messages(params["messages"])], chat)
+        _, prompts = renderer.render_chat(
+            [_messages(params["messages"])], chat, prompt_extras={"mm_processor_kwargs": processing}
+        )
     return _only(prompts)
+
+
+def _processing(params: Mapping[str, Any], settings: Settings) -> dict[str, Any] | None:
+    """What the model's processor is told. It takes one frame rate for all films: the lowest, so that none
+    is shortened."""
+    given = params.get("mm_processor_kwargs")
+    if settings.times_films and (rates := params.get("video_fps")):
+        return {"fps": min(rates.values()), **(given or {})}
+    return given
 
 
 def _messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -23,12 +23,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `hidden_states` is what a request that speaks sends on, per token: the output of the last layer (`last`),
     or the input of layer k (`k`, counted as transformers counts `hidden_states`). `hidden_states_of` is
     `all` positions, or those of the `prompt` where it has media. `chat_template` replaces the model's own.
+    `times_films` tells the model's processor how many frames a second a request's films have.
     """
 
     hidden_states: int | Literal["last"] | None = None
     hidden_states_of: Literal["all", "prompt"] = "all"
     tool_call_parser: str = ""
     chat_template: str | None = None
+    times_films: bool = False
 
 
 def read_settings(config: StageConfig) -> tuple[EngineArgs, Settings]:
@@ -71,4 +73,6 @@ def _defaults(config: StageConfig, settings: Settings) -> dict[str, Any]:
     if settings.hidden_states is not None:
         # Rows are read after each step: the next one must not have begun.
         args |= {"worker_extension_cls": WORKER_EXTENSION, "async_scheduling": False}
+        # Media that vLLM's cache knows come without what a talker must know of them.
+        args["mm_processor_cache_gb"] = 0
     return args

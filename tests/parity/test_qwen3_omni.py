@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +12,12 @@ import torch
 from omni_async.config import StageConfig
 from omni_async.stages.executor import Chunk, StageRequest, StepOutput
 from omni_async.stages.registry import create_executor
+from tests.omni_reference import Reference, Spoken
 from tests.tiny.omni import ID, tiny_qwen3_omni
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ANSWER = 12
 FRAMES = 40
-
-
-class Spoken(NamedTuple):
-    """What the reference made of a prompt."""
-
-    prompt: list[int]
-    answer: list[int]
-    codes: Any
-    waveform: Any
 
 
 def prompt_of(number: int) -> list[int]:
@@ -46,39 +38,12 @@ def prompt_of(number: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Any:
+def spoken() -> list[Spoken]:
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
-    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(tiny_qwen3_omni(), dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def spoken(reference: Any) -> list[Spoken]:
-    return [speak(reference, prompt_of(number)) for number in range(6)]
-
-
-def speak(reference: Any, prompt: list[int], answer: int = ANSWER, **more: Any) -> Spoken:
-    caught: list[Any] = []
-    decode = reference.code2wav.chunked_decode
-
-    def catch(codes: Any, **kwargs: Any) -> Any:
-        caught.append(codes)
-        return decode(codes, **kwargs)
-
-    reference.code2wav.chunked_decode = catch
-    try:
-        ids, waveform = reference.generate(
-            torch.tensor([prompt]),
-            thinker_max_new_tokens=answer,
-            thinker_eos_token_id=ID["im_end"],
-            talker_do_sample=False,
-            talker_max_new_tokens=FRAMES + 1,
-            **more,
-        )
-    finally:
-        del reference.code2wav.chunked_decode
-    sequence = ids[0, len(prompt) :].tolist()
-    return Spoken(prompt, sequence, caught[0][0].numpy(), waveform.reshape(-1).numpy())
+    reference = Reference(Qwen3OmniMoeForConditionalGeneration, tiny_qwen3_omni())
+    prompts = [torch.tensor([prompt_of(number)]) for number in range(6)]
+    return [reference.speak({"input_ids": ids}, tokens=ANSWER, frames=FRAMES) for ids in prompts]
 
 
 @pytest.fixture(scope="module")

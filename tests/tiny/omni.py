@@ -76,7 +76,7 @@ def build_qwen3_omni(folder: Path, **sizes: int) -> None:
 
 QWEN3 = {
     "hidden": 64,
-    "layers": 2,
+    "layers": 3,
     "heads": 2,
     "experts": 4,
     "width": 64,
@@ -151,7 +151,7 @@ def qwen3_config(size: dict[str, int]) -> dict[str, Any]:
             },
             "num_code_groups": groups,
             "thinker_hidden_size": hidden,
-            "accept_hidden_layer": 1,
+            "accept_hidden_layer": size["layers"] - 1,
             **{f"codec_{name}_id": codebook + i for i, name in enumerate(CODEC)},
             "speaker_id": {"ethan": codebook + 10, "chelsie": codebook + 11, "aiden": codebook + 12},
             **media,

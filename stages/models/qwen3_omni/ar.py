@@ -55,6 +55,8 @@ class Qwen3Talker:
         part: Any = load_model(TalkerPart, self._stage, dtype)
         self.config = part.config
         self.talker = part.talker
+        # transformers 5.19 looks here for the rate of audio tokens, where no checkpoint has it.
+        self.talker.config.audio_config = self.config.thinker_config.audio_config
         self._thinker_embed = part.thinker.model.embed_tokens
         self._predictor = CodePredictor(self.talker.code_predictor, slots)
         self._rate = SAMPLE_RATE / samples_per_frame(self.config)
@@ -162,7 +164,7 @@ class Qwen3Talker:
             torch.ones_like(ids)[None],
             use_audio_in_video=False,
             audio_seqlens=tensors.get("audio_feature_lengths"),
-            second_per_grids=tensors.get("video_second_per_grid"),
+            second_per_grids=tensors.get("second_per_grid_ts"),
         )
         return rotary[:, 0].long(), int(delta)
 

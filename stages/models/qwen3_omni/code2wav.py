@@ -176,8 +176,10 @@ class Code2WavExecutor:
         keep = max(0, state.decoded - self.context - self.settings.left_context)
         if state.codes is not None and keep > state.first:
             state.codes, state.first = state.codes[:, keep - state.first :], keep
-        if sound is None or not len(sound):
-            return [StepOutput(final=True)] if final else []
+        if sound is None:
+            sound = np.zeros(0, np.float32)
+        if not len(sound) and not final:
+            return []
         state.emitted += len(sound)
         return [StepOutput(tensors={"pcm": sound}, duration=len(sound) / SAMPLE_RATE, final=final)]
 

@@ -13,5 +13,10 @@ from omni_async.stages.kinds import vllm
 def create(config: StageConfig) -> Executor:
     """The executor of the thinker. Raises `ConfigError`."""
     layer = AutoConfig.from_pretrained(config.model).talker_config.accept_hidden_layer
-    extras = {"hidden_states": layer, "hidden_states_of": "prompt", **config.engine_extras}
+    extras = {
+        "hidden_states": layer,
+        "hidden_states_of": "prompt",
+        "times_films": True,
+        **config.engine_extras,
+    }
     return vllm.create(msgspec.structs.replace(config, engine_extras=extras))
