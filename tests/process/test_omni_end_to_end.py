@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -291,3 +292,16 @@ async def test_a_client_that_leaves_at_any_stage_frees_all_of_them(
 def running(server: Server) -> list[int]:
     stages = httpx.get(server.url + "/health/ready").json()["stages"]
     return [stage["running"] for stage in stages]
+
+
+async def test_stage_after_stage_says_the_same(tmp_path: Path, told: list[Spoken]) -> None:
+    folder = str(tiny_qwen3_omni())
+    stages: list[dict[str, Any]] = [{"stage_id": number, "model": folder} for number in range(3)]
+    stages[0]["engine_extras"] = ENGINE
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(json.dumps({"base_config": "qwen3_omni", "async_chunk": False, "stages": stages}))
+    with serve("--deploy-config", str(deploy)) as sequential:
+        sequential.wait_ready()
+        async with client_of(sequential) as client:
+            for number in (0, 5):
+                check(await ask_streamed(client, CONVERSATIONS[number].messages()), told[number])
