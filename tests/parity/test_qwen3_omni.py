@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from omni_async.config import StageConfig
+from omni_async.errors import ConfigError, InvalidRequest, StageFailed
 from omni_async.stages.executor import Chunk, StageRequest, StepOutput
 from omni_async.stages.registry import create_executor
 from tests.omni_reference import Reference, Spoken
@@ -18,6 +19,8 @@ from tests.tiny.omni import ID, tiny_qwen3_omni
 pytestmark = pytest.mark.filterwarnings("ignore")
 ANSWER = 12
 FRAMES = 40
+LONG = 110
+"""A prompt of more positions than a slot of the cache has at first."""
 
 
 def prompt_of(number: int) -> list[int]:
@@ -42,7 +45,7 @@ def spoken() -> list[Spoken]:
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
     reference = Reference(Qwen3OmniMoeForConditionalGeneration, tiny_qwen3_omni())
-    prompts = [torch.tensor([prompt_of(number)]) for number in range(6)]
+    prompts = [torch.tensor([prompt_of(number)]) for number in (*range(6), LONG)]
     return [reference.speak({"input_ids": ids}, tokens=ANSWER, frames=FRAMES) for ids in prompts]
 
 
@@ -134,6 +137,92 @@ def test_another_answer_makes_other_codes(talker: Any, spoken: list[Spoken]) -> 
     other = each._replace(answer=[each.answer[0] ^ 1, *each.answer[1:]])
     (outputs,) = run(talker, [(ask(1), chunks_of(other))])
     assert codes_of(outputs).tobytes() != each.codes.tobytes()
+
+
+def test_a_seed_gives_the_same_codes_alone_and_in_company(talker: Any, spoken: list[Spoken]) -> None:
+    def sampled(number: int, seed: int) -> tuple[StageRequest, list[Chunk]]:
+        return ask(number, seed, temperature=0.9, top_k=50), chunks_of(spoken[number])
+
+    together = run(talker, [sampled(i, seed=i) for i in range(6)], stagger=2)
+    alone = [run(talker, [sampled(i, seed=i)])[0] for i in range(6)]
+    for one, other, greedy in zip(together, alone, spoken, strict=False):
+        np.testing.assert_array_equal(codes_of(one), codes_of(other))
+        assert codes_of(one).tobytes() != greedy.codes.tobytes()
+    assert codes_of(run(talker, [sampled(0, seed=99)])[0]).tobytes() != codes_of(alone[0]).tobytes()
+
+
+def test_an_aborted_request_gives_its_slot_back_and_its_neighbour_goes_on(
+    talker: Any, spoken: list[Spoken]
+) -> None:
+    for number in range(20):
+        state = talker.admit(ask(number))
+        state.inputs.extend(chunks_of(spoken[number % 6]))
+        talker.step([state])
+        talker.abort(state)
+    (outputs,) = run(talker, [(ask(1), chunks_of(spoken[1]))])
+    np.testing.assert_array_equal(codes_of(outputs), spoken[1].codes)
+
+
+def test_a_request_without_hidden_states_of_its_media_fails_alone(talker: Any, spoken: list[Spoken]) -> None:
+    seeing = spoken[0]._replace(prompt=[ID["image_pad"] if i == 71 else i for i in prompt_of(2)])
+    assert ID["image_pad"] in seeing.prompt
+    bad, good = talker.admit(ask(1)), talker.admit(ask(2))
+    bad.inputs.extend(chunks_of(seeing, 20))
+    good.inputs.extend(chunks_of(spoken[2], 20))
+    with pytest.raises(StageFailed, match="no hidden states"):
+        talker.step([bad, good])
+    with pytest.raises(StageFailed, match="no hidden states"):
+        talker.step([bad])
+    talker.abort(bad)
+    outputs: list[StepOutput] = []
+    while not (outputs and outputs[-1].final):
+        outputs += talker.step([good])[0]
+    np.testing.assert_array_equal(codes_of(outputs), spoken[2].codes)
+
+
+def test_an_answer_of_one_token_has_nothing_to_say(talker: Any, code2wav: Any, spoken: list[Spoken]) -> None:
+    (outputs,) = run(talker, [(ask(1), chunks_of(spoken[0]._replace(answer=[ID["im_end"]])))])
+    ((final),) = outputs
+    assert final.final and not final.tensors
+    ((silence,),) = run(code2wav, [(ask(1), [Chunk("talker", {}, {}, final=True)])])
+    assert silence.final and len(silence.tensors["pcm"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"voice": "Nobody"}, "audio.voice"),
+        ({"temprature": 1.0}, "sampling_params_list"),
+        ({"temperature": 9.0}, "sampling_params_list"),
+        ({"top_k": -1}, "sampling_params_list"),
+    ],
+)
+def test_what_a_talker_cannot_do_is_refused(talker: Any, params: dict[str, Any], param: str) -> None:
+    request = StageRequest(request=1, params={"voice": "Ethan", **params}, seed=0, own=frozenset(params))
+    if "voice" in params:
+        request = StageRequest(request=1, params=params, seed=0)
+    with pytest.raises(InvalidRequest) as caught:
+        talker.admit(request)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("ar", {"engine_extras": {"dtyp": "auto"}}, "dtyp"),
+        ("ar", {"engine_extras": {"dtype": "int8"}}, "dtype"),
+        ("ar", {"default_sampling_params": {"temprature": 1.0}}, "Did you mean temperature"),
+        ("code2wav", {"engine_extras": {"left_context": 0}}, "left_context"),
+    ],
+)
+def test_a_setting_that_does_not_exist_ends_the_start(
+    kind: str, fields: dict[str, Any], message: str
+) -> None:
+    config = StageConfig(
+        stage_id=1, name="s", kind=kind, model=str(tiny_qwen3_omni()), model_arch="qwen3_omni", **fields
+    )
+    with pytest.raises(ConfigError, match=message):
+        create_executor(config)
 
 
 @pytest.fixture(scope="module")
