@@ -17,7 +17,7 @@ check: .venv/dev
 	$(BIN)/pyright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 bench: .venv/dev
-	set -e; for script in transport startup hub speech listeners pictures; do \
+	set -e; for script in transport startup hub speech listeners pictures language omni; do \
 	    OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$script $(ARGS); done
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis benchmarks/results

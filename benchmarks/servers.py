@@ -68,7 +68,7 @@ def serving(name: str, command: tuple[str, ...], probe: str, body: dict[str, obj
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    args = [sys.executable, *(word.format(port=port) for word in command)]
+    args = [sys.executable, *(word.replace("{port}", str(port)) for word in command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         args,

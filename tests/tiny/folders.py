@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from omni_async.stages.models.qwen_image_edit.processor import load as load_processor
 from tests.tiny.cache import built_once
 from tests.tiny.families import BUILDERS
 
@@ -26,7 +25,7 @@ def _build(family: str, folder: Path) -> None:
     pipe = BUILDERS[family]()
     _enliven(pipe.unet if family == "stable_diffusion_xl" else pipe.transformer)
     pipe.save_pretrained(folder, safe_serialization=True)
-    _name_processor_as_published(folder / "model_index.json")
+    _complete_processor_as_published(folder)
 
 
 def _enliven(denoiser: torch.nn.Module) -> None:
@@ -36,16 +35,20 @@ def _enliven(denoiser: torch.nn.Module) -> None:
             torch.nn.init.normal_(module.weight, std=1 / module.in_features**0.5)
 
 
-def _name_processor_as_published(index: Path) -> None:
+def _complete_processor_as_published(folder: Path) -> None:
+    """Its name is the library's, and it comes with settings for films, which the family does not use."""
+    index = folder / "model_index.json"
     content = json.loads(index.read_text())
-    if "processor" in content:
-        content["processor"] = ["transformers", "Qwen2VLProcessor"]
-        index.write_text(json.dumps(content, indent=2))
+    if "processor" not in content:
+        return
+    content["processor"] = ["transformers", "Qwen2VLProcessor"]
+    index.write_text(json.dumps(content, indent=2))
+    film = {"processor_class": "Qwen2VLProcessor", "video_processor_type": "Qwen2VLVideoProcessor"}
+    (folder / "processor" / "video_preprocessor_config.json").write_text(json.dumps(film))
 
 
 def stock_pipeline(family: str) -> Any:
     """The library's own pipeline over the folder, in float32."""
-    more = {"processor": load_processor(tiny_folder(family))} if family == "qwen_image_edit" else {}
-    pipe = DiffusionPipeline.from_pretrained(tiny_folder(family), dtype=torch.float32, **more)
+    pipe = DiffusionPipeline.from_pretrained(tiny_folder(family), dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe

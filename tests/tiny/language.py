@@ -15,6 +15,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CORPUS = ["hello world this is a tiny corpus of text", "the quick brown fox jumps over the lazy dog"]
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+}
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -48,10 +57,11 @@ def tiny_tokenizer() -> Any:
 
 def tiny_language_model() -> Path:
     """A folder as `save_pretrained` makes it: Qwen3, 0.1 M parameters, float32."""
-    return built_once("language", _build)
+    return built_once("language", build_language_model)
 
 
-def _build(folder: Path) -> None:
+def build_language_model(folder: Path, **sizes: Any) -> None:
+    """Write the checkpoint; `sizes` replace arguments of its config."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -59,17 +69,11 @@ def _build(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=4096,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.08,
+        **SIZES | sizes,
     )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)

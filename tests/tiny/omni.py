@@ -58,7 +58,7 @@ def tiny_qwen3_omni() -> Path:
     return built_once("qwen3-omni", build_qwen3_omni)
 
 
-def build_qwen3_omni(folder: Path, **sizes: int) -> None:
+def build_qwen3_omni(folder: Path, **sizes: Any) -> None:
     """Write the checkpoint; `sizes` replace those of `QWEN3`."""
     import torch
     from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
@@ -74,7 +74,7 @@ def build_qwen3_omni(folder: Path, **sizes: int) -> None:
     save_processor(folder, "Qwen3OmniMoeProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor")
 
 
-QWEN3 = {
+QWEN3: dict[str, Any] = {
     "hidden": 64,
     "layers": 3,
     "heads": 2,
@@ -85,10 +85,11 @@ QWEN3 = {
     "predictor_layers": 2,
     "decoder": 32,
     "codec_hidden": 32,
+    "upsample_rates": [4, 3],
 }
 
 
-def qwen3_config(size: dict[str, int]) -> dict[str, Any]:
+def qwen3_config(size: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `Qwen3OmniMoeConfig`."""
     hidden, codebook, groups = size["hidden"], size["codebook"], size["groups"]
     rope: dict[str, Any] = {
@@ -166,7 +167,7 @@ def qwen3_config(size: dict[str, int]) -> dict[str, Any]:
             "intermediate_size": 2 * size["codec_hidden"],
             "num_hidden_layers": 2,
             "num_quantizers": groups,
-            "upsample_rates": [4, 3],
+            "upsample_rates": size["upsample_rates"],
             "upsampling_ratios": [2, 2],
             "decoder_dim": size["decoder"],
         },
