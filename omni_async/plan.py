@@ -28,6 +28,7 @@ class PipelinePlan:
         self.stages = {stage.name: stage for stage in pipeline.stages}
         self.entry = graph.entry
         self.final = graph.final
+        self.upstream = {name: graph.upstream[name] for name in self.stages}
         self.downstream = {name: graph.downstream[name] for name in self.stages}
         self.consumers = {
             name: (*graph.downstream[name], *([CLIENT] if name in graph.final else []))

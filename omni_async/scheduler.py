@@ -199,6 +199,10 @@ class Scheduler:
         self, request: Request, source: str, target: str, output: Output, frames: Sequence[Any], now: float
     ) -> None:
         run = request.runs.get(target)
+        if run is not None and run.phase is Phase.DONE:
+            # It has made all of its output without this chunk.
+            self._ack(request, source, target, output.seq + 1, now)
+            return
         message = Input(
             request=request.wire,
             source=source,
@@ -239,6 +243,8 @@ class Scheduler:
 
     def _finish_run(self, request: Request, run: StageRun, now: float) -> None:
         run.phase = Phase.DONE
+        for source in request.plan.upstream[run.stage]:
+            self._ack(request, source, run.stage, request.runs[source].produced, now)
         pool = self._pool(request, run.stage)
         pool.release(run.replica, request)
         self._pump(pool, now)

@@ -7,10 +7,11 @@ a talker is one codec frame; text goes into it token by token, and the frames le
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from omni_async.errors import InvalidRequest
@@ -106,3 +107,26 @@ def last_index(ids: Sequence[int], pattern: Sequence[int]) -> int:
     raise InvalidRequest(
         "Audio is an answer to messages; this prompt has no assistant's turn.", param="modalities"
     )
+
+
+def media_places(talker: Any, ids: Tensor, media: Mapping[str, Any]) -> tuple[Tensor | None, int]:
+    """Rotary positions int64 `[3, positions]` of a prompt with such media, by transformers' own rule, and how
+    far those of what follows are beyond the places in the cache; None and 0 where they are 0, 1, …."""
+    if not media:
+        return None, 0
+    tensors = {name: _stacked(values, ids.device) for name, values in media.items()}
+    rotary, delta = talker.get_rope_index(
+        ids[None],
+        tensors.get("image_grid_thw"),
+        tensors.get("video_grid_thw"),
+        torch.ones_like(ids)[None],
+        use_audio_in_video=False,
+        audio_seqlens=tensors.get("audio_feature_lengths"),
+        second_per_grids=tensors.get("second_per_grid_ts"),
+    )
+    return rotary[:, 0].long(), int(delta)
+
+
+def _stacked(values: Sequence[Any], device: torch.device) -> Tensor:
+    tensor = torch.tensor(values, device=device)
+    return tensor if tensor.ndim > 1 and tensor.shape[-1] == 3 else tensor.reshape(-1)

@@ -30,6 +30,12 @@ GREEDY: dict[str, Any] = {
     "max_tokens": TOKENS,
     "extra_body": {"sampling_params_list": [{}, {"temperature": 0, "max_tokens": FRAMES + 1}]},
 }
+SPOKEN: dict[str, Any] = {
+    "model": "qwen3-omni",
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "Ethan", "format": "pcm16"},
+    **GREEDY,
+}
 
 
 def picture(seed: int) -> bytes:
@@ -73,11 +79,11 @@ class Conversation(NamedTuple):
         parts = [PARTS[kind](data) for kind, data in self.media]
         return [{"role": "user", "content": [*parts, {"type": "text", "text": self.text}]}]
 
-    def told_by(self, reference: Reference) -> Spoken:
+    def told_by(self, reference: Reference, frames: int = FRAMES) -> Spoken:
         """What the reference answers."""
         parts = [{"type": kind} for kind, _ in self.media]
         messages = [{"role": "user", "content": [*parts, {"type": "text", "text": self.text}]}]
-        return reference.answer(messages, tokens=TOKENS, frames=FRAMES, **self._arrays())
+        return reference.answer(messages, tokens=TOKENS, frames=frames, **self._arrays())
 
     def _arrays(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -134,13 +140,7 @@ def client_of(server: Server) -> AsyncOpenAI:
 
 
 async def ask(client: AsyncOpenAI, messages: Sequence[Any], **fields: Any) -> Heard:
-    answer: Any = await client.chat.completions.create(
-        model="qwen3-omni",
-        messages=list(messages),
-        modalities=["text", "audio"],
-        audio={"voice": "Ethan", "format": "pcm16"},  # type: ignore[typeddict-item]
-        **{**GREEDY, **fields},
-    )
+    answer: Any = await client.chat.completions.create(messages=list(messages), **{**SPOKEN, **fields})
     (choice,) = answer.choices
     assert choice.message.audio.transcript == choice.message.content
     data = base64.b64decode(choice.message.audio.data)
@@ -153,13 +153,10 @@ def pcm_of(data: bytes) -> Any:
 
 async def ask_streamed(client: AsyncOpenAI, messages: Sequence[Any], **fields: Any) -> Heard:
     stream: Any = await client.chat.completions.create(
-        model="qwen3-omni",
         messages=list(messages),
-        modalities=["text", "audio"],
-        audio={"voice": "Ethan", "format": "pcm16"},  # type: ignore[typeddict-item]
         stream=True,
         stream_options={"include_usage": True},
-        **{**GREEDY, **fields},
+        **{**SPOKEN, **fields},
     )
     text, data, reasons, usages = "", b"", [], []
     async for event in stream:

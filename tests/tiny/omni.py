@@ -182,6 +182,114 @@ def qwen3_config(size: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def tiny_qwen25_omni() -> Path:
+    """Qwen2.5-Omni, 3 MB: thinker, talker, token2wav of 480 samples a code, and two voices."""
+    return built_once("qwen2.5-omni", build_qwen25_omni)
+
+
+def build_qwen25_omni(folder: Path) -> None:
+    """Write the checkpoint."""
+    import torch
+    from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+
+    torch.manual_seed(0)
+    model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**qwen25_config())).eval()
+    enliven(model)
+    with torch.no_grad():
+        # Mels of a trained model's size, and samples that are not clipped.
+        model.token2wav.code2wav_dit_model.proj_out.weight.mul_(0.02)
+        model.token2wav.code2wav_bigvgan_model.conv_post.weight.mul_(0.02)
+    model.generation_config.do_sample = False
+    model.generation_config.eos_token_id = ID["im_end"]
+    model.save_pretrained(folder)
+    voices = {
+        name: {
+            "bos_token": ID["tts_text_bos"],
+            "cond": torch.randn(1, QWEN25_SPEAKER),
+            "ref_mel": torch.randn(1, 20 + 10 * index, 80),
+        }
+        for index, name in enumerate(("Chelsie", "Ethan"))
+    }
+    torch.save(voices, folder / "spk_dict.pt")
+    save_processor(folder, "Qwen2_5OmniProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor", patch=14)
+
+
+QWEN25_CODES = 96
+QWEN25_SPEAKER = 16
+
+
+def qwen25_config() -> dict[str, Any]:
+    """Arguments of `Qwen2_5OmniConfig`."""
+    dense: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]},
+        "max_position_embeddings": 4096,
+    }
+    media = {
+        "audio_token_index": ID["audio_pad"],
+        "image_token_index": ID["image_pad"],
+        "video_token_index": ID["video_pad"],
+        "vision_start_token_id": ID["vision_start"],
+        "vision_end_token_id": ID["vision_end"],
+        "audio_start_token_id": ID["audio_start"],
+        "audio_end_token_id": ID["audio_end"],
+    }
+    channels = 32
+    return {
+        "thinker_config": {
+            "text_config": {"vocab_size": VOCABULARY, "tie_word_embeddings": False, **dense},
+            "audio_config": {
+                "num_mel_bins": 128,
+                "encoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 32,
+                "d_model": 64,
+                "output_dim": 64,
+            },
+            "vision_config": {**_vision_config(64), "fullatt_block_indexes": [1]},
+            **media,
+            "user_token_id": ID["user"],
+        },
+        "talker_config": {
+            **dense,
+            "vocab_size": QWEN25_CODES,
+            "embedding_size": 64,
+            "head_dim": 32,
+            "tts_text_start_token_id": ID["tts_text_bos"],
+            "tts_text_end_token_id": ID["tts_text_eod"],
+            "tts_text_pad_token_id": ID["tts_pad"],
+            "tts_codec_start_token_id": QWEN25_CODES - 4,
+            "tts_codec_end_token_id": QWEN25_CODES - 3,
+            "tts_codec_pad_token_id": QWEN25_CODES - 2,
+            "tts_codec_mask_token_id": QWEN25_CODES - 1,
+            **media,
+        },
+        "token2wav_config": {
+            "dit_config": {
+                "hidden_size": 64,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 2,
+                "head_dim": 32,
+                "emb_dim": 32,
+                "block_size": 24,
+                "look_ahead_layers": [2],
+                "look_backward_layers": [0, 3],
+                "num_embeds": QWEN25_CODES,
+                "enc_emb_dim": QWEN25_SPEAKER,
+                "enc_dim": 16,
+                "enc_channels": [channels, channels, channels, channels, 3 * channels],
+                "enc_attention_channels": 8,
+                "enc_se_channels": 8,
+            },
+            "bigvgan_config": {"upsample_initial_channel": 64},
+        },
+    }
+
+
 CODEC = ("eos_token", "pad", "bos", "nothink", "think_bos", "think_eos")
 
 
@@ -233,7 +341,7 @@ def soften(last: Any) -> None:
         last.conv.weight.mul_(0.03)
 
 
-def save_processor(folder: Path, processor: str, image: str, video: str) -> None:
+def save_processor(folder: Path, processor: str, image: str, video: str, *, patch: int = 16) -> None:
     """Tokenizer (bytes), chat template, and processors for small pictures and films."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, WhisperFeatureExtractor
@@ -256,12 +364,13 @@ def save_processor(folder: Path, processor: str, image: str, video: str) -> None
         folder
     )
     settings = json.loads((folder / "preprocessor_config.json").read_text())
+    least, most = (2 * patch) ** 2, (4 * patch) ** 2
     pixels = {
-        "min_pixels": 32 * 32,
-        "max_pixels": 64 * 64,
-        "size": {"shortest_edge": 32 * 32, "longest_edge": 64 * 64},
+        "min_pixels": least,
+        "max_pixels": most,
+        "size": {"shortest_edge": least, "longest_edge": most},
     }
-    patches = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, **pixels}
+    patches = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, **pixels}
     settings |= {"processor_class": processor, "image_processor_type": image, **patches}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     film = {"processor_class": processor, "video_processor_type": video, **patches, "do_sample_frames": False}

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from omni_async.config import EdgeConfig, PipelineConfig
 from omni_async.errors import DeadlineExceeded, InvalidRequest, Overloaded, StageFailed
 from omni_async.events import FromWorker, Send, Tick, WorkerDown, WorkerUp
 from omni_async.messages import Abort, Credit, Input, Output, Submit
-from tests.unit.builders import Harness, deliveries, ends, make_pipeline, sent
+from tests.unit.builders import Harness, deliveries, ends, make_pipeline, make_stage, sent
 
 
 def test_a_request_goes_through_the_stages_and_ends_once() -> None:
@@ -203,6 +204,28 @@ def test_memory_lent_by_a_finished_stage_is_given_back_at_the_end() -> None:
     h.output(key, "talker", 0, shm=True, final=True)
     actions = h.output(key, "vocoder", 0, final=True)
     assert [s.replica for s in sent(actions, Abort)] == ["p.talker.0"]
+
+
+def test_a_stage_that_ends_before_its_source_is_not_opened_again() -> None:
+    thinker = make_stage("thinker", 0, final_output=True)
+    talker = make_stage("talker", 1, inputs=("thinker",))
+    vocoder = make_stage("vocoder", 2, inputs=("talker",), final_output=True)
+    edge = EdgeConfig(source="thinker", target="talker", window_size=4)
+    h = Harness(PipelineConfig(name="p", stages=(thinker, talker, vocoder), edges=(edge,)))
+    key = h.submit()
+    for seq in range(3):
+        h.output(key, "thinker", seq, shm=True)
+        h.taken(key, seq + 1, "thinker")
+    h.output(key, "talker", 0, final=True)
+    assert sent(h.log, Credit)[-1].message.upto == 3
+    for seq in range(3, 12):
+        late = h.output(key, "thinker", seq, shm=True, final=seq == 11)
+        late += h.taken(key, seq + 1, "thinker")
+        assert not sent(late, Submit) and not sent(late, Input)
+        assert sent(late, Credit)
+    last = h.output(key, "vocoder", 0, final=True)
+    assert [end.error for end in ends(last)] == [None]
+    assert len([s for s in sent(h.log, Submit) if s.replica == "p.talker.0"]) == 1
 
 
 def test_underruns_are_measured_by_the_listeners_clock() -> None:

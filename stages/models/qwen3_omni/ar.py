@@ -21,7 +21,7 @@ from omni_async.stages.ar.executor import ArExecutor
 from omni_async.stages.ar.loading import Dtype, load_model, read_settings, torch_dtype
 from omni_async.stages.ar.model import Prompt
 from omni_async.stages.ar.sampling import Sampling
-from omni_async.stages.ar.talker import TalkerState, last_index
+from omni_async.stages.ar.talker import TalkerState, last_index, media_places
 from omni_async.stages.executor import Chunk, Executor, StageRequest, StepOutput
 from omni_async.stages.models.qwen3_omni.code_predictor import CodePredictor
 from omni_async.stages.models.qwen3_omni.parts import TalkerPart
@@ -121,7 +121,8 @@ class Qwen3Talker:
         users, ids = self._users(state)
         embeds = torch.cat([users, self._assistant(spoken[: ASSISTANT_HEAD + 1], state.voice)])
         fill = [self.config.tts_pad_token_id] * (len(embeds) - len(ids))
-        rotary, offset = self._places(state, torch.cat([ids, self._ids(fill)]))
+        places = torch.cat([ids, self._ids(fill)])
+        rotary, offset = media_places(self.talker, places, state.thought.media)
         state.begun = True
         self._follow(state)
         return Prompt(embeds, rotary, offset)
@@ -151,22 +152,6 @@ class Qwen3Talker:
         codes += [codec.speaker_id[voice.lower()], codec.codec_pad_id, codec.codec_bos_id]
         text[ASSISTANT_HEAD:] += self.talker.get_input_embeddings()(self._ids(codes))
         return text
-
-    def _places(self, state: TalkerState, ids: Tensor) -> tuple[Tensor | None, int]:
-        media = state.thought.media
-        if not media:
-            return None, 0
-        tensors = {name: _stacked(values, ids.device) for name, values in media.items()}
-        rotary, delta = self.talker.get_rope_index(
-            ids[None],
-            tensors.get("image_grid_thw"),
-            tensors.get("video_grid_thw"),
-            torch.ones_like(ids)[None],
-            use_audio_in_video=False,
-            audio_seqlens=tensors.get("audio_feature_lengths"),
-            second_per_grids=tensors.get("second_per_grid_ts"),
-        )
-        return rotary[:, 0].long(), int(delta)
 
     def next_embed(self, state: TalkerState) -> Tensor | None:
         """The last frame's codes and the next token, or padding once the text has ended."""
@@ -232,11 +217,6 @@ def _turns_of(ids: Tensor, start: int, role: int) -> Tensor:
     places = torch.arange(len(ids), device=ids.device)
     begun = torch.where(ids == start, places, -1).cummax(0).values.clamp_min(0)
     return ids[(begun + 1).clamp_max(len(ids) - 1)] == role
-
-
-def _stacked(values: Sequence[Any], device: torch.device) -> Tensor:
-    tensor = torch.tensor(values, device=device)
-    return tensor if tensor.ndim > 1 and tensor.shape[-1] == 3 else tensor.reshape(-1)
 
 
 def create(config: StageConfig) -> Executor:
