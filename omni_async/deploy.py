@@ -68,9 +68,11 @@ def _trees(model: str | None, deploy_config: str | Path | None) -> list[Tree]:
     tree = {} if found.folder is None else _built_in(found.folder)
     if deploy_config is not None:
         tree = _with_base(Path(deploy_config), tree)
-    for stage in listed(tree, "stages"):
-        if found.weights:
+    if found.weights:
+        for stage in listed(tree, "stages"):
             stage.setdefault("model", found.weights)
+        # Callers know it by the name that it was started by.
+        tree["aliases"] = [*tree.get("aliases", ()), found.weights]
     return [tree]
 
 

@@ -63,11 +63,16 @@ _FIXED = {
 
 
 def _defaults(config: StageConfig, settings: Settings) -> dict[str, Any]:
+    from vllm import EngineArgs
+
     args: dict[str, Any] = {
         "model": config.model,
         "max_num_seqs": config.max_num_seqs,
         "disable_log_stats": True,
     }
+    if "mm_device_do_normalize" in {field.name for field in fields(EngineArgs)}:
+        # By default vLLM rounds resized pictures to 8 bits first: models see others than transformers shows.
+        args["mm_device_do_normalize"] = False
     if config.max_num_batched_tokens:
         args["max_num_batched_tokens"] = config.max_num_batched_tokens
     if settings.hidden_states is not None:

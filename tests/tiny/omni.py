@@ -290,6 +290,34 @@ def qwen25_config() -> dict[str, Any]:
     }
 
 
+def tiny_qwen25_vl() -> Path:
+    """Qwen2.5-VL, 1 MB: sees and writes."""
+    return built_once("qwen2.5-vl", _build_qwen25_vl)
+
+
+def _build_qwen25_vl(folder: Path) -> None:
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    parts = qwen25_config()["thinker_config"]
+    config = Qwen2_5_VLConfig(
+        text_config={**parts["text_config"], "eos_token_id": ID["im_end"], "pad_token_id": ID["endoftext"]},
+        vision_config=parts["vision_config"],
+        image_token_id=ID["image_pad"],
+        video_token_id=ID["video_pad"],
+        vision_start_token_id=ID["vision_start"],
+        vision_end_token_id=ID["vision_end"],
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    enliven(model)
+    model.generation_config.do_sample = False
+    model.generation_config.eos_token_id = ID["im_end"]
+    model.save_pretrained(folder)
+    save_processor(folder, "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor", patch=14)
+
+
 CODEC = ("eos_token", "pad", "bos", "nothink", "think_bos", "think_eos")
 
 
