@@ -47,6 +47,9 @@ def read_settings(config: StageConfig) -> tuple[EngineArgs, Settings]:
             near = get_close_matches(key, [*known, *Settings.__struct_fields__], 1)
             hint = f"did you mean {near[0]}?" if near else "it is no engine argument of vLLM."
             raise ConfigError(f"Stage {config.name}: engine_extras.{key}: unknown key, {hint}")
+    if "mm_device_do_normalize" in known:
+        # vLLM rounds resized pictures to 8 bits otherwise: models see others than transformers shows them.
+        theirs.setdefault("mm_device_do_normalize", False)
     try:
         settings = msgspec.convert(ours, Settings)
         return EngineArgs(**_defaults(config, settings), **theirs), settings
@@ -63,16 +66,11 @@ _FIXED = {
 
 
 def _defaults(config: StageConfig, settings: Settings) -> dict[str, Any]:
-    from vllm import EngineArgs
-
     args: dict[str, Any] = {
         "model": config.model,
         "max_num_seqs": config.max_num_seqs,
         "disable_log_stats": True,
     }
-    if "mm_device_do_normalize" in {field.name for field in fields(EngineArgs)}:
-        # By default vLLM rounds resized pictures to 8 bits first: models see others than transformers shows.
-        args["mm_device_do_normalize"] = False
     if config.max_num_batched_tokens:
         args["max_num_batched_tokens"] = config.max_num_batched_tokens
     if settings.hidden_states is not None:

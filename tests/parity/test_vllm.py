@@ -329,3 +329,12 @@ def test_an_engine_key_that_vllm_does_not_have_is_refused(extras: dict[str, Any]
     config = StageConfig(stage_id=0, name="t", kind="vllm", model="m", engine_extras=extras)
     with pytest.raises(ConfigError, match=message):
         create_executor(config)
+
+
+@pytest.mark.parametrize(("extras", "rounded"), [({}, False), ({"mm_device_do_normalize": True}, True)])
+def test_pictures_are_rounded_only_when_it_is_asked_for(extras: dict[str, Any], rounded: bool) -> None:
+    model = str(tiny_language_model())
+    made: Any = create_executor(
+        StageConfig(stage_id=0, name="t", kind="vllm", model=model, engine_extras=extras)
+    )
+    assert made.args.mm_device_do_normalize is rounded
