@@ -24,7 +24,7 @@ from tests.tiny.omni import ENGINE, build_qwen3_omni
 CLIENTS = (1, 4, 8)
 ROUNDS = 3
 TOKENS, FRAMES = 24, 100
-SAMPLES_PER_FRAME, SAMPLE_RATE = 1920, 24000
+SAMPLE_RATE = 24000
 SIZES = {
     "hidden": 512,
     "layers": 6,

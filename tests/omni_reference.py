@@ -68,10 +68,13 @@ class Reference:
             )
         finally:
             del self.model.code2wav.chunked_decode
+        return self._spoken(inputs, ids, caught[0][0], waveform)
+
+    def _spoken(self, inputs: Mapping[str, Any], ids: Any, codes: Any, waveform: Any) -> Spoken:
         prompt = inputs["input_ids"][0].tolist()
         answer = ids[0, len(prompt) :].tolist()
         text = self.processor.tokenizer.decode(answer, skip_special_tokens=True)
-        return Spoken(prompt, answer, text, caught[0][0].numpy(), waveform.reshape(-1).numpy())
+        return Spoken(prompt, answer, text, codes.numpy(), waveform.reshape(-1).numpy())
 
 
 class Reference25(Reference):
@@ -130,10 +133,7 @@ class Reference25(Reference):
             )
         finally:
             del self.model.token2wav.forward
-        prompt = inputs["input_ids"][0].tolist()
-        answer = ids[0, len(prompt) :].tolist()
-        text = self.processor.tokenizer.decode(answer, skip_special_tokens=True)
-        return Spoken(prompt, answer, text, caught[0].numpy(), waveform.reshape(-1).numpy())
+        return self._spoken(inputs, ids, caught[0], waveform)
 
     def hidden(self, each: Spoken) -> NDArray[np.float32]:
         """The thinker's last hidden states float32 `[positions, width]` of a conversation without media."""

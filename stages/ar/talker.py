@@ -7,11 +7,12 @@ a talker is one codec frame; text goes into it token by token, and the frames le
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from omni_async.errors import InvalidRequest
@@ -28,8 +29,9 @@ class Thought:
         self.prompt_ids: list[int] = []
         self.media: dict[str, Any] = {}
         self.answer_ids: list[int] = []
-        self.hidden: list[Any] = []
+        self.seen = 0
         self.ended = False
+        self._hidden: list[NDArray[np.float32]] = []
 
     def read(self, state: ArState) -> None:
         """Take all chunks that have come. Raises `InvalidRequest` where there is nothing to answer to."""
@@ -40,16 +42,25 @@ class Thought:
                 self.prompt_ids, self.media = list(meta["prompt_token_ids"]), dict(meta["media"])
             self.answer_ids.extend(meta["token_ids"])
             if "hidden" in chunk.tensors:
-                self.hidden.append(np.array(chunk.tensors["hidden"]))
+                self._hidden.append(np.array(chunk.tensors["hidden"]))
+                self.seen += len(self._hidden[-1])
             if chunk.final:
                 self.ended = True
                 del self.answer_ids[-1:]
 
-    def rows(self) -> Any:
-        """All hidden states float32 `[positions, width]` so far."""
-        if len(self.hidden) > 1:
-            self.hidden = [np.concatenate(self.hidden)]
-        return self.hidden[0] if self.hidden else None
+    def rows(self, begin: int, end: int) -> Tensor:
+        """Hidden states float32 `[end - begin, width]` of those positions, of the `seen` that have come.
+
+        They are looked for from the end, where those of the next token are: a long prompt costs nothing.
+        """
+        found: list[NDArray[np.float32]] = []
+        start = self.seen
+        for part in reversed(self._hidden):
+            start -= len(part)
+            found.append(part[max(0, begin - start) : max(0, end - start)])
+            if start <= begin:
+                break
+        return torch.from_numpy(np.concatenate(found[::-1]))
 
 
 class TalkerState(ArState):
@@ -86,6 +97,13 @@ class TalkerState(ArState):
         """There is a token to go on with, or none will come."""
         return bool(self.text) or self.text_ended
 
+    def next_row(self, pad: Tensor) -> Tensor | None:
+        """The last frame's codes and the next text, or padding once the text has ended; None if something of
+        it is missing."""
+        if self.codec is None or not self.has_text:
+            return None
+        return self.codec + (self.text[0] if self.text else pad)
+
     def take_frames(self, rate: float) -> list[StepOutput]:
         """The frames as codes int32 `[groups, frames]`, if there are enough or no more will come; `rate` is
         frames a second."""
@@ -96,6 +114,13 @@ class TalkerState(ArState):
             self._wanted = self._slices.popleft()
         tensors = {"codes": np.array(made, np.int32).T} if made else {}
         return [StepOutput(tensors=tensors, duration=len(made) / rate, final=self.done)]
+
+
+def check_voice(voices: Collection[str], name: str) -> None:
+    """Raises `InvalidRequest` unless the checkpoint has the voice; its names are in lower case."""
+    if name.lower() not in voices:
+        message = f"This model has no voice {name!r}; it has {', '.join(voices)}."
+        raise InvalidRequest(message, param="audio.voice", code="unknown_voice")
 
 
 def last_index(ids: Sequence[int], pattern: Sequence[int]) -> int:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from omni_async.config import StageConfig
 from omni_async.errors import ConfigError, InvalidRequest, StageFailed
-from omni_async.stages.executor import Chunk, StageRequest, StepOutput
-from omni_async.stages.registry import create_executor
+from omni_async.stages.executor import Chunk, StageRequest
 from tests.omni_reference import Reference25, Spoken
-from tests.parity.test_qwen3_omni import code_chunks, prompt_of, run, sound_of
+from tests.parity.test_qwen3_omni import code_chunks, codes_of, loaded, prompt_of, run, sound_of
 from tests.tiny.omni import tiny_qwen25_omni
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,28 +44,12 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def talker() -> Iterator[Any]:
-    yield from loaded("talker")
+    yield from loaded("talker", tiny_qwen25_omni)
 
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Any]:
-    yield from loaded("code2wav", chunk_blocks=[])
-
-
-def loaded(kind: str, **extras: Any) -> Iterator[Any]:
-    config = StageConfig(
-        stage_id=1,
-        name=kind,
-        kind="ar" if kind == "talker" else kind,
-        model=str(tiny_qwen25_omni()),
-        model_arch="qwen2_5_omni",
-        max_num_seqs=8,
-        engine_extras=extras,
-    )
-    made = create_executor(config)
-    made.load()
-    yield made
-    made.close()
+    yield from loaded("code2wav", tiny_qwen25_omni, chunk_blocks=[])
 
 
 def ask(number: int, seed: int | None = None, **params: Any) -> StageRequest:
@@ -94,11 +76,6 @@ def chunks_of(case: Case, size: int = 1) -> list[Chunk]:
         sent += len(rows)
         made.append(Chunk("thinker", meta, {"hidden": rows}, final=end == len(answer)))
     return made
-
-
-def codes_of(outputs: Sequence[StepOutput]) -> Any:
-    found = [output.tensors["codes"] for output in outputs if output.tensors]
-    return np.concatenate(found, axis=1) if found else np.zeros((1, 0), np.int32)
 
 
 @pytest.mark.parametrize("stagger", [0, 3])
@@ -147,7 +124,7 @@ def test_a_voice_that_the_checkpoint_has_not_is_refused(talker: Any, whole: Any,
 @pytest.mark.parametrize("extras", [{"chunk_blocks": [0]}, {"left_blocks": 0}, {"chunks": [1]}])
 def test_a_setting_that_does_not_exist_ends_the_start(extras: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(extras))):
-        next(loaded("code2wav", **extras))
+        next(loaded("code2wav", tiny_qwen25_omni, **extras))
 
 
 def test_an_answer_of_one_token_has_nothing_to_say(talker: Any, whole: Any, cases: list[Case]) -> None:
@@ -174,7 +151,7 @@ def test_sound_of_whole_answers_is_that_of_the_reference(
 
 @pytest.fixture(scope="module")
 def streamed() -> Iterator[Any]:
-    yield from loaded("code2wav")
+    yield from loaded("code2wav", tiny_qwen25_omni)
 
 
 def test_streamed_sound_is_close_to_the_reference_and_does_not_depend_on_arrival(
@@ -200,7 +177,9 @@ def test_the_context_of_the_windows_counts(cases: list[Case]) -> None:
     case = cases[0]
     errors = []
     for blocks in (1, 4):
-        executor = next(loaded("code2wav", chunk_blocks=[1], left_blocks=blocks, right_blocks=blocks))
+        executor = next(
+            loaded("code2wav", tiny_qwen25_omni, chunk_blocks=[1], left_blocks=blocks, right_blocks=blocks)
+        )
         (outputs,) = run(executor, [(ask(0), code_chunks(case.spoken.codes, [12]))])
         errors.append(np.abs(sound_of(outputs) - case.spoken.waveform).max())
     assert errors[1] < errors[0] / 2

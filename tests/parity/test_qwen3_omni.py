@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from omni_async import models
 from omni_async.config import StageConfig
 from omni_async.errors import ConfigError, InvalidRequest, StageFailed
 from omni_async.stages.executor import Chunk, StageRequest, StepOutput
@@ -54,14 +55,14 @@ def talker() -> Iterator[Any]:
     yield from loaded("talker")
 
 
-def loaded(kind: str, slots: int = 8, **extras: Any) -> Iterator[Any]:
+def loaded(kind: str, checkpoint: Any = tiny_qwen3_omni, **extras: Any) -> Iterator[Any]:
     config = StageConfig(
         stage_id=1,
         name=kind,
         kind="ar" if kind == "talker" else kind,
-        model=str(tiny_qwen3_omni()),
-        model_arch="qwen3_omni",
-        max_num_seqs=slots,
+        model=(model := str(checkpoint())),
+        model_arch=models.find(model).folder or "",
+        max_num_seqs=8,
         engine_extras=extras,
     )
     made = create_executor(config)

@@ -20,9 +20,9 @@ from omni_async.stages.ar.executor import ArExecutor
 from omni_async.stages.ar.loading import Dtype, load_model, read_settings, torch_dtype
 from omni_async.stages.ar.model import Prompt
 from omni_async.stages.ar.sampling import Sampling
-from omni_async.stages.ar.talker import TalkerState, media_places
+from omni_async.stages.ar.talker import TalkerState, check_voice, media_places
 from omni_async.stages.executor import Chunk, Executor, StageRequest, StepOutput
-from omni_async.stages.models.qwen2_5_omni.parts import TalkerPart, check_voice, load_voices
+from omni_async.stages.models.qwen2_5_omni.parts import TalkerPart, load_voices
 from omni_async.stages.models.qwen2_5_omni.rates import codes_per_second
 
 
@@ -89,10 +89,8 @@ class Qwen25Talker:
         if state.inputs:
             state.thought.read(state)
         thought = state.thought
-        if thought.ended:
-            rows = thought.rows()
-            if (0 if rows is None else len(rows)) < len(thought.answer_ids) + len(thought.prompt_ids):
-                raise StageFailed("The thinker sent too few hidden states.")
+        if thought.ended and thought.seen < len(thought.prompt_ids) + len(thought.answer_ids):
+            raise StageFailed("The thinker sent too few hidden states.")
         if state.begun:
             self._follow(state)
         elif thought.ended and not thought.answer_ids:
@@ -111,16 +109,13 @@ class Qwen25Talker:
 
     def _answer(self, state: TalkerState, begin: int) -> Tensor:
         """The rows `[tokens, width]` of the answer's tokens from `begin` on, so far as they have come."""
-        prompt, ids = len(state.thought.prompt_ids), state.thought.answer_ids
-        hidden = state.thought.rows()
-        if hidden is None or (end := min(len(ids), len(hidden) - prompt)) <= begin:
+        thought = state.thought
+        prompt = len(thought.prompt_ids)
+        end = min(len(thought.answer_ids), thought.seen - prompt)
+        if end <= begin:
             return self._eos[None][:0]
-        return self._seen(hidden[prompt + begin : prompt + end]) + self._thinker_embed(
-            self._ids(ids[begin:end])
-        )
-
-    def _seen(self, hidden: Any) -> Tensor:
-        return torch.tensor(hidden).to(self._eos)
+        text = self._thinker_embed(self._ids(thought.answer_ids[begin:end]))
+        return text + thought.rows(prompt + begin, prompt + end).to(text)
 
     def _ids(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(list(ids), device=self._stage.devices[0])
@@ -134,7 +129,7 @@ class Qwen25Talker:
         ids = self._ids([*thought.prompt_ids, voice.bos, thought.answer_ids[0]])
         text = self._thinker_embed(ids[:-1])
         text[torch.isin(ids[:-1], self._media_ids)] = 0
-        text[:-1] += self._seen(thought.rows()[: len(thought.prompt_ids)])
+        text[:-1] += thought.rows(0, len(thought.prompt_ids)).to(text)
         embeds = torch.cat([text, first[:1]])
         embeds[-2:] += self._begin
         rotary, offset = media_places(self.talker, ids, thought.media)
@@ -144,9 +139,7 @@ class Qwen25Talker:
 
     def next_embed(self, state: TalkerState) -> Tensor | None:
         """The last code and the next row, or padding once the answer has ended."""
-        if state.codec is None or not state.has_text:
-            return None
-        return state.codec + (state.text[0] if state.text else self._pad)
+        return state.next_row(self._pad)
 
     def forward(self, embeds: Tensor, rotary: Tensor, view: View) -> Tensor:
         """Through the talker's transformer."""

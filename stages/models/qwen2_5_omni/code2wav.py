@@ -21,9 +21,10 @@ from torch import Tensor
 
 from omni_async.config import StageConfig
 from omni_async.stages.ar.loading import load_model, read_settings
+from omni_async.stages.ar.talker import check_voice
 from omni_async.stages.executor import Executor, StageRequest, State, StepOutput
 from omni_async.stages.models.qwen2_5_omni.decoder import Denoiser, vocode, vocoder_reach
-from omni_async.stages.models.qwen2_5_omni.parts import Token2WavPart, check_voice, load_voices
+from omni_async.stages.models.qwen2_5_omni.parts import Token2WavPart, load_voices
 from omni_async.stages.models.qwen2_5_omni.rates import SAMPLE_RATE, samples_per_mel
 
 Blocks = Annotated[int, Meta(ge=1)]

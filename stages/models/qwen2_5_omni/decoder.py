@@ -26,28 +26,23 @@ class Denoiser:
     def __init__(self, dit: Any, voices: dict[str, Voice]) -> None:
         self._dit = dit
         weight = dit.proj_out.weight
-        self._places = {"device": weight.device, "dtype": weight.dtype}
+        self._like = {"device": weight.device, "dtype": weight.dtype}
         encode = dit.input_embed.spk_encoder
         with torch.inference_mode():
             self._voices: dict[str, tuple[Tensor, Tensor]] = {}
             for name, voice in voices.items():
-                mel, speaker = voice.mel.to(**self._places), voice.speaker.to(**self._places)
-                with_voice = torch.cat([encode(mel), speaker.reshape(1, -1)], dim=-1)
-                without = torch.cat(
-                    [encode(torch.zeros_like(mel)), torch.zeros_like(speaker.reshape(1, -1))], -1
-                )
-                self._voices[name] = with_voice, without
-        times = torch.linspace(0, 1, STEPS, **self._places)
+                mel, speaker = voice.mel.to(**self._like), voice.speaker.to(**self._like).reshape(1, -1)
+                without = [encode(torch.zeros_like(mel)), torch.zeros_like(speaker)]
+                self._voices[name] = torch.cat([encode(mel), speaker], -1), torch.cat(without, -1)
+        times = torch.linspace(0, 1, STEPS, **self._like)
         # Sway sampling with the coefficient -1: more of the points lie near the noise.
         self._times = times - (torch.cos(torch.pi / 2 * times) - 1 + times)
 
     def mel(self, noise: Tensor, codes: Tensor, voices: Sequence[str]) -> Tensor:
         """`noise` `[rows, frames, mels]` and `codes` int64 `[rows, frames / repeats]` to mel like `noise`."""
-        noise, codes = noise.to(**self._places), codes.to(self._places["device"])
+        noise, codes = noise.to(**self._like), codes.to(self._like["device"])
         rows, frames = noise.shape[:2]
-        about = torch.cat(
-            [self._voices[name][0] for name in voices] + [self._voices[name][1] for name in voices]
-        )
+        about = torch.cat([self._voices[name][dropped] for dropped in (0, 1) for name in voices])
         about = about[:, None].expand(-1, frames, -1)
         embed = self._dit.text_embed
         said = torch.cat([embed(codes), embed(codes, drop_code=True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from transformers.utils.hub import cached_file
 
 from omni_async.config import StageConfig
-from omni_async.errors import ConfigError, InvalidRequest
+from omni_async.errors import ConfigError
 
 OTHERS = [r"^thinker\.", r"^talker\.", r"^token2wav\."]
 """Weights of a checkpoint that belong to another stage."""
@@ -70,10 +69,3 @@ def load_voices(config: StageConfig) -> dict[str, Voice]:
         }
     except Exception as error:
         raise ConfigError(f"Stage {config.name}: {config.model} has no voices ({VOICES}): {error}") from error
-
-
-def check_voice(voices: Collection[str], name: str) -> None:
-    """Raises `InvalidRequest` unless the checkpoint has the voice."""
-    if name.lower() not in voices:
-        message = f"This model has no voice {name!r}; it has {', '.join(voices)}."
-        raise InvalidRequest(message, param="audio.voice", code="unknown_voice")

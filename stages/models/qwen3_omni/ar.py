@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from omni_async.config import StageConfig
-from omni_async.errors import InvalidRequest, StageFailed
+from omni_async.errors import StageFailed
 from omni_async.stages.ar.cache import RaggedCache, View
 from omni_async.stages.ar.executor import ArExecutor
 from omni_async.stages.ar.loading import Dtype, load_model, read_settings, torch_dtype
 from omni_async.stages.ar.model import Prompt
 from omni_async.stages.ar.sampling import Sampling
-from omni_async.stages.ar.talker import TalkerState, last_index, media_places
+from omni_async.stages.ar.talker import TalkerState, check_voice, last_index, media_places
 from omni_async.stages.executor import Chunk, Executor, StageRequest, StepOutput
 from omni_async.stages.models.qwen3_omni.code_predictor import CodePredictor
 from omni_async.stages.models.qwen3_omni.parts import TalkerPart
@@ -74,10 +74,7 @@ class Qwen3Talker:
 
     def admit(self, request: StageRequest, sampling: Sampling) -> TalkerState:
         """Raises `InvalidRequest` for a voice that the checkpoint has not."""
-        voices = self.config.talker_config.speaker_id
-        if request.params["voice"].lower() not in voices:
-            message = f"This model has no voice {request.params['voice']!r}; it has {', '.join(voices)}."
-            raise InvalidRequest(message, param="audio.voice", code="unknown_voice")
+        check_voice(self.config.talker_config.speaker_id, request.params["voice"])
         return TalkerState(request, sampling, self._settings.slices)
 
     def read(self, state: TalkerState) -> None:
@@ -135,10 +132,9 @@ class Qwen3Talker:
         media = torch.isin(ids, self._media_ids.to(ids.device))
         rows = self._project(ids.tolist()) if len(ids) else self._pad[None][:0]
         if media.any():
-            hidden = state.thought.rows()
-            if hidden is None or len(hidden) < len(prompt):
+            if state.thought.seen < len(prompt):
                 raise StageFailed("The thinker sent no hidden states of this conversation's media.")
-            seen = torch.from_numpy(hidden[: len(prompt)]).to(rows)[theirs][media]
+            seen = state.thought.rows(0, len(prompt)).to(rows)[theirs][media]
             rows[media] = self.talker.hidden_projection(seen)
         return rows, ids
 
@@ -155,9 +151,7 @@ class Qwen3Talker:
 
     def next_embed(self, state: TalkerState) -> Tensor | None:
         """The last frame's codes and the next token, or padding once the text has ended."""
-        if state.codec is None or not state.has_text:
-            return None
-        return state.codec + (state.text[0] if state.text else self._pad)
+        return state.next_row(self._pad)
 
     def forward(self, embeds: Tensor, rotary: Tensor, view: View) -> Tensor:
         """Through the talker's transformer."""
